@@ -1,0 +1,229 @@
+"""Loader: from (config, consumed samples) to the StepBatch of this rank, remembering nothing.
+
+Sample s of a source is tokens [s·T, s·T + T + 1) of it, documents simply joined, so that every token after the first
+is a label exactly once per epoch. The global batch of a step is samples [consumed, consumed + G) of the mixture. Its
+j-th sample goes to micro-batch j // (dp·B), dp rank (j // B) mod dp, row j mod B: which samples make a step depends on
+`consumed_samples` and G alone, never on the mesh, and a micro-batch taken over all dp ranks is one contiguous run of
+samples. So a run may resume with another dp, or with other micro-batches, and see exactly the samples it would have.
+
+Letters: M micro-batches, B samples of a micro-batch, T sequence length, G global batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainer.data.batch import IGNORE_LABEL, StepBatch
+from trainer.data.format import BadId, TokenSource, bad_id_error, first_bad_id
+from trainer.data.mixture import Mixture, Stage, weight_problem
+from trainer.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+    from trainer.mesh.topology import Topology
+
+SCAN_BYTES = 64 << 20
+"""Sources up to this size in all are read once before step 1, to find a bad id before it costs anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStage:
+    """A data stage as the config has it. weights None: in proportion to the samples of each folder."""
+
+    start_step: int
+    folders: tuple[str, ...]
+    weights: tuple[float, ...] | None
+
+
+def planned_stages(config: "Config") -> tuple[PlannedStage, ...]:
+    """The stages of `data_stages`, or the one of `data`, in order of their first step (from 1)."""
+    stages: Sequence[Any] = getattr(config, "data_stages", None) or ()
+    if not stages:
+        assert config.data is not None
+        return (_planned(config.data.dataset, start_step=1),)
+    ordered = sorted(stages, key=lambda stage: stage.start_training_step)
+    return tuple(_planned(stage.data.dataset, start_step=stage.start_training_step) for stage in ordered)
+
+
+def _planned(dataset: Any, *, start_step: int) -> PlannedStage:
+    weights = dataset.dataset_weights
+    return PlannedStage(
+        start_step=start_step,
+        folders=tuple(dataset.dataset_folder),
+        weights=None if weights is None else tuple(float(weight) for weight in weights),
+    )
+
+
+def all_folders(stages: Sequence[PlannedStage]) -> tuple[str, ...]:
+    """Every folder of every stage once, in order of appearance: the source numbers of the run."""
+    return tuple(dict.fromkeys(folder for stage in stages for folder in stage.folders))
+
+
+def build_mixture(
+    stages: Sequence[PlannedStage], *, num_samples: Sequence[int], global_batch_size: int, seed: int
+) -> Mixture:
+    """The mixture over `all_folders(stages)`. Raises ConfigError where folders and weights do not fit together."""
+    folders = all_folders(stages)
+    mixed = []
+    for stage in stages:
+        weights = stage.weights
+        if weights is None:
+            weights = tuple(float(num_samples[folders.index(folder)]) for folder in stage.folders)
+        problem = (
+            f"{len(weights)} weights for {len(stage.folders)} folders" if len(weights) != len(stage.folders) else None
+        )
+        problem = problem or weight_problem(weights)
+        if problem is not None:
+            raise ConfigError(f"data.dataset.dataset_weights {list(weights)} for {list(stage.folders)}: {problem}.")
+        by_source = [0.0] * len(folders)
+        for folder, weight in zip(stage.folders, weights, strict=True):
+            by_source[folders.index(folder)] += weight
+        mixed.append(Stage(start=(stage.start_step - 1) * global_batch_size, weights=tuple(by_source)))
+    try:
+        return Mixture(num_samples=num_samples, stages=mixed, seed=seed)
+    except ValueError as error:
+        raise ConfigError(f"The data of this run cannot be mixed: {error} (folders: {', '.join(folders)}).") from error
+
+
+class Loader:
+    """Batches of one rank. Every method is a pure function of the config, the folders and its arguments."""
+
+    def __init__(self, config: "Config", topology: "Topology", rank: int) -> None:
+        """Open all folders; no token is read beyond the scan of small sources.
+
+        Raises DataError: a folder is missing, unfinished, cut, from another tokenizer, or holds an id outside the
+        vocabulary. Raises ConfigError: unusable weights.
+        """
+        self.dp, self.dp_rank = topology.dp, topology.coord(rank).dp
+        self.sequence_length = config.tokens.sequence_length
+        self.micro_batch_size = config.tokens.micro_batch_size
+        self.num_micro_batches = config.tokens.batch_accumulation_per_replica
+        self.global_batch_size = self.micro_batch_size * self.num_micro_batches * self.dp
+        self.vocab_size = config.model.model_config.vocab_size
+        stages = planned_stages(config)
+        self.sources = tuple(TokenSource(Path(folder)) for folder in all_folders(stages))
+        data = config.data if config.data is not None else config.data_stages[0].data  # type: ignore[attr-defined]
+        self._validation, self._validation_ids = self._open_validation(data.validation)
+        check_sources((*self.sources, *self._validation), vocab_size=self.vocab_size)
+        self.mixture = build_mixture(
+            stages,
+            num_samples=[self.samples_in(source) for source in self.sources],
+            global_batch_size=self.global_batch_size,
+            seed=data.seed if data.seed is not None else config.general.seed,
+        )
+
+    def samples_in(self, source: TokenSource) -> int:
+        """Whole samples of T+1 tokens, each sharing one token with the next."""
+        return max(0, (len(source) - 1) // self.sequence_length)
+
+    def batch(self, step_index0: int, consumed_samples: int) -> StepBatch:
+        """This rank's part of the batch of step `step_index0` + 1, `consumed_samples` drawn before it.
+
+        Raises DataError naming file and offset if an id does not fit the vocabulary.
+        """
+        places = self._places(self.num_micro_batches)
+        ids = consumed_samples + places
+        rows = [self._train_row(int(sample), step=step_index0 + 1) for sample in ids.reshape(-1)]
+        return self._assemble(rows, ids)
+
+    def validation_batches(self) -> Iterator[StepBatch]:
+        """The fixed validation set, in order; the same samples on every mesh and at every call.
+
+        All ranks get the same number of batches. Rows beyond the set have sample id −1 and no valid label.
+        """
+        per_micro_batch = self.dp * self.micro_batch_size
+        total = len(self._validation_ids)
+        done = 0
+        while done < total:
+            num_micro_batches = min(self.num_micro_batches, -(-(total - done) // per_micro_batch))
+            ids = done + self._places(num_micro_batches)
+            ids[ids >= total] = -1
+            yield self._assemble([self._validation_row(int(sample)) for sample in ids.reshape(-1)], ids)
+            done += num_micro_batches * per_micro_batch
+
+    @property
+    def num_validation_samples(self) -> int:
+        return len(self._validation_ids)
+
+    def _places(self, num_micro_batches: int) -> NDArray[np.int64]:
+        """[M, B] places of this dp rank's rows in the global batch."""
+        places = np.arange(num_micro_batches * self.dp * self.micro_batch_size)
+        return places.reshape(num_micro_batches, self.dp, self.micro_batch_size)[:, self.dp_rank].copy()
+
+    def _train_row(self, sample: int, *, step: int) -> NDArray[np.int64]:
+        draw = self.mixture.sample(sample)
+        return self._row(self.sources[draw.source], draw.index, what=f"sample {sample:,} of step {step:,}")
+
+    def _validation_row(self, sample: int) -> NDArray[np.int64] | None:
+        if sample < 0:
+            return None
+        source, index = self._validation_ids[sample]
+        return self._row(self._validation[source], index, what=f"validation sample {sample:,}")
+
+    def _row(self, source: TokenSource, index: int, *, what: str) -> NDArray[np.int64]:
+        start = index * self.sequence_length
+        row = source.read(start, self.sequence_length + 1)
+        bad = np.flatnonzero(row >= self.vocab_size)
+        if bad.size:
+            file, offset = source.locate(start + int(bad[0]))
+            found = BadId(file=file, offset=offset, token_id=int(row[bad[0]]))
+            raise DataError(f"{bad_id_error(found, self.vocab_size)} It was met in {what}.")
+        return row
+
+    def _assemble(self, rows: Sequence[NDArray[np.int64] | None], ids: NDArray[np.int64]) -> StepBatch:
+        length = self.sequence_length
+        tokens = np.zeros((len(rows), length + 1), np.int64)
+        for place, row in enumerate(rows):
+            if row is not None:
+                tokens[place] = row
+        labels = tokens[:, 1:].copy()
+        labels[ids.reshape(-1) < 0] = IGNORE_LABEL
+        shape = (*ids.shape, length)
+        return StepBatch(
+            input_ids_MBT=torch.from_numpy(tokens[:, :-1].copy()).view(shape),
+            labels_MBT=torch.from_numpy(labels).view(shape),
+            position_ids_MBT=torch.arange(length).expand(shape).contiguous(),
+            sample_ids=tuple(int(sample) for sample in ids.reshape(-1)),
+        )
+
+    def _open_validation(self, validation: Any) -> tuple[tuple[TokenSource, ...], tuple[tuple[int, int], ...]]:
+        if validation is None:
+            return (), ()
+        sources = tuple(TokenSource(Path(folder)) for folder in validation.dataset_folder)
+        counts = [self.samples_in(source) for source in sources]
+        return sources, spread(counts, validation.num_samples)
+
+
+def spread(counts: Sequence[int], num_samples: int) -> tuple[tuple[int, int], ...]:
+    """`num_samples` (source, index) pairs, evenly spaced over the joined sources; all where there are fewer."""
+    total = sum(counts)
+    wanted = min(num_samples, total)
+    starts = np.cumsum([0, *counts])
+    chosen = [k * total // wanted for k in range(wanted)]
+    sources = [int(np.searchsorted(starts, place, side="right")) - 1 for place in chosen]
+    return tuple((source, place - int(starts[source])) for source, place in zip(sources, chosen, strict=True))
+
+
+def check_sources(sources: Sequence[TokenSource], *, vocab_size: int) -> None:
+    """Refuse folders of different tokenizers, and ids outside the vocabulary, before step 1.
+
+    Folders up to SCAN_BYTES in all are read whole. Of larger ones, shards that declare a fitting largest id are
+    believed, and every sample is checked when it is drawn: to read terabytes first costs more than the fault.
+    """
+    for source in sources:
+        ours, first = source.metadata.tokenizer.get("sha256"), sources[0].metadata.tokenizer.get("sha256")
+        if ours != first:
+            raise DataError(
+                f"{source.folder} and {sources[0].folder} were prepared with different tokenizers (sha256 {ours} and "
+                f"{first}): the same id would mean different text. Prepare both with one tokenizer."
+            )
+    small = sum(source.num_bytes for source in sources) <= SCAN_BYTES
+    for source in sources:
+        bad = first_bad_id(source, vocab_size, trust_declared=not small)
+        if bad is not None:
+            raise bad_id_error(bad, vocab_size)
