@@ -1,0 +1,1 @@
+"""Tensor-parallel building blocks, injected into models by `factory.LayerFactory`."""

@@ -1,0 +1,1 @@
+"""Who is where: rank arithmetic (`topology`, pure) and the same with live process groups (`context`)."""

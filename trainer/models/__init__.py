@@ -1,0 +1,1 @@
+"""Model families as DAGs of pipeline blocks; parallelism comes from the injected layers."""

@@ -1,0 +1,1 @@
+"""Flat-bucket AdamW with ZeRO stage 0 and 1."""

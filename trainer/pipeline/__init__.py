@@ -1,0 +1,1 @@
+"""Pipeline parallelism: blocks, tracing, schedules as data, lowering, validation and the interpreter."""

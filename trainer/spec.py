@@ -1,0 +1,225 @@
+"""ParamSpec: the one table that drives initialisation, sharding, gradients, checkpoints and export. No torch.
+
+Each canonical tensor (Hugging Face name, full unpadded shape) has one row that says which dim tensor parallelism cuts,
+on which pipeline stages it lives, how it is drawn, whether it decays. Everything else in the trainer *reads* this
+table: two places for one of these facts is how parallel trainers go wrong.
+
+Dims: V vocab · D hidden · F ffn · H heads · K kv heads · d head dim.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import ConfigError
+from trainer.mesh.topology import Topology
+from trainer.pipeline.partition import layer_counts, stage_of_layer
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+FINAL_NORM = "model.norm.weight"
+
+# Adam's learning rate under spectral muP is lr * MUP_BASE_FAN_IN / fan_in: the width at which both are the same.
+MUP_BASE_FAN_IN = 256
+
+
+class InitKind(StrEnum):
+    NORMAL = "normal"
+    ONES = "ones"
+    ZEROS = "zeros"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Init:
+    """How a tensor is drawn; `std` is 0 for the constant kinds."""
+
+    kind: InitKind
+    std: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """An axis-aligned rectangle of a tensor: half-open from `offset`, `size` long in each dim."""
+
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamSpec:
+    """One canonical tensor. `shape` is what a checkpoint holds, `padded_shape` what tp divides evenly.
+
+    `stages`: pipeline stages that hold a copy, in tie-site order (a tied embedding lives on the first and the last).
+    `tie_sites`: how many places of the model use it (2 for a tied embedding, also when both are on one stage).
+    `tp_partial_grad`: each tp rank's gradient is a part and must be summed over tp.
+    `lr_mult`: factor on the learning rate (spectral muP), else 1.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    padded_shape: tuple[int, ...]
+    shard_dim: int | None
+    stages: tuple[int, ...]
+    init: Init
+    decay: bool
+    fan_in: int
+    fan_out: int
+    tp_partial_grad: bool = False
+    tie_sites: int = 1
+    lr_mult: float = 1.0
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+def param_specs(config: "Config", topology: Topology) -> tuple[ParamSpec, ...]:
+    """All canonical tensors of the model in fixed order: embedding, layers in order, final norm, head if untied.
+
+    Raises ConfigError where the shapes cannot be divided over tp or pp.
+    """
+    check_divisible(config, topology)
+    model = model_shape(config)
+    counts = layer_counts(num_layers=model.num_hidden_layers, pp=topology.pp, head_cost=head_cost(config))
+    last = topology.pp - 1
+    build = _Builder(config=config, topology=topology)
+    tied = bool(model.tie_word_embeddings)
+    specs = [build.vocab(EMBEDDING, stages=tuple(dict.fromkeys((0, last))) if tied else (0,), sites=1 + tied)]
+    for layer, stage in enumerate(stage_of_layer(counts)):
+        specs += build.decoder_layer(layer, stage)
+    specs.append(build.norm(FINAL_NORM, last))
+    if not tied:
+        specs.append(build.vocab(HEAD, stages=(last,), sites=1))
+    return tuple(specs)
+
+
+def head_cost(config: "Config") -> float:
+    """Parameters of the head divided by those of one decoder layer: their GEMM costs compare alike."""
+    model = model_shape(config)
+    attention = 2 * (model.num_attention_heads + model.num_key_value_heads) * head_dim(config)
+    return float(model.vocab_size / (attention + 3 * model.intermediate_size))
+
+
+def specs_on_stage(specs: Sequence[ParamSpec], stage: int) -> tuple[ParamSpec, ...]:
+    """The specs with a copy on `stage`, in canonical order."""
+    return tuple(spec for spec in specs if stage in spec.stages)
+
+
+def local_shape(spec: ParamSpec, tp: int, tp_rank: int) -> tuple[int, ...]:
+    """Shape of this tp rank's live tensor, padding included; the same on every tp rank."""
+    assert 0 <= tp_rank < tp
+    return tuple(n // tp if dim == spec.shard_dim else n for dim, n in enumerate(spec.padded_shape))
+
+
+def local_box(spec: ParamSpec, tp: int, tp_rank: int) -> Box:
+    """The part of the canonical tensor this tp rank holds, clipped to the unpadded shape (a size may be 0)."""
+    local = local_shape(spec, tp, tp_rank)
+    offset = [0] * len(local)
+    size = list(local)
+    if spec.shard_dim is not None:
+        dim = spec.shard_dim
+        offset[dim] = min(tp_rank * local[dim], spec.shape[dim])
+        size[dim] = min(local[dim], spec.shape[dim] - offset[dim])
+    return Box(tuple(offset), tuple(size))
+
+
+def model_shape(config: "Config") -> Any:
+    """The `model.model_config` section (pydantic reserves that attribute name)."""
+    return config.model.model_config_
+
+
+def head_dim(config: "Config") -> int:
+    model = model_shape(config)
+    return int(model.head_dim or model.hidden_size // model.num_attention_heads)
+
+
+def check_divisible(config: "Config", topology: Topology) -> None:
+    """Raises ConfigError unless tp divides heads, kv heads and the intermediate size."""
+    model = model_shape(config)
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        value = int(getattr(model, key))
+        if value % topology.tp:
+            raise ConfigError(
+                f"model.model_config.{key} is {value}, which parallelism.tp = {topology.tp} does not divide; set tp to "
+                f"a divisor of {value} ({', '.join(str(d) for d in range(1, value + 1) if value % d == 0)})."
+            )
+    if model.num_attention_heads % model.num_key_value_heads:
+        raise ConfigError(
+            f"model.model_config.num_attention_heads is {model.num_attention_heads}, not a multiple of "
+            f"num_key_value_heads = {model.num_key_value_heads}; every kv head must serve equally many heads."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Rows of the table for one config and mesh."""
+
+    config: "Config"
+    topology: Topology
+
+    def decoder_layer(self, layer: int, stage: int) -> list[ParamSpec]:
+        """The nine tensors of one Llama layer, in Hugging Face's order."""
+        model = model_shape(self.config)
+        d, f, prefix = model.hidden_size, model.intermediate_size, f"model.layers.{layer}"
+        h, k = model.num_attention_heads * head_dim(self.config), model.num_key_value_heads * head_dim(self.config)
+        column, row = self.column, self.row
+        return [
+            self.norm(f"{prefix}.input_layernorm.weight", stage),
+            column(f"{prefix}.self_attn.q_proj.weight", (h, d), stage),
+            column(f"{prefix}.self_attn.k_proj.weight", (k, d), stage),
+            column(f"{prefix}.self_attn.v_proj.weight", (k, d), stage),
+            row(f"{prefix}.self_attn.o_proj.weight", (d, h), stage),
+            self.norm(f"{prefix}.post_attention_layernorm.weight", stage),
+            column(f"{prefix}.mlp.gate_proj.weight", (f, d), stage),
+            column(f"{prefix}.mlp.up_proj.weight", (f, d), stage),
+            row(f"{prefix}.mlp.down_proj.weight", (d, f), stage),
+        ]
+
+    def column(self, name: str, shape: tuple[int, int], stage: int) -> ParamSpec:
+        return self._matrix(name, shape, stage, shard_dim=0, std=self._std)
+
+    def row(self, name: str, shape: tuple[int, int], stage: int) -> ParamSpec:
+        """Residual outputs are drawn smaller by √(2·layers), so that the residual stream does not grow with depth."""
+        scaled = self._std / math.sqrt(2 * model_shape(self.config).num_hidden_layers)
+        return self._matrix(name, shape, stage, shard_dim=1, std=scaled)
+
+    def norm(self, name: str, stage: int) -> ParamSpec:
+        d = model_shape(self.config).hidden_size
+        return ParamSpec(
+            name=name, shape=(d,), padded_shape=(d,), shard_dim=None, stages=(stage,),
+            init=Init(kind=InitKind.ONES), decay=False, fan_in=1, fan_out=d,
+        )  # fmt: skip
+
+    def vocab(self, name: str, *, stages: tuple[int, ...], sites: int) -> ParamSpec:
+        """Embedding or head; muP draws both at the base std and keeps their learning rate (they are not hidden)."""
+        model = model_shape(self.config)
+        v, d = model.vocab_size, model.hidden_size
+        padded = -(-v // self.topology.tp) * self.topology.tp
+        return ParamSpec(
+            name=name, shape=(v, d), padded_shape=(padded, d), shard_dim=0, stages=stages, tie_sites=sites,
+            init=Init(kind=InitKind.NORMAL, std=self._std), decay=True, fan_in=d, fan_out=v,
+        )  # fmt: skip
+
+    @property
+    def _std(self) -> float:
+        std = self.config.model.init_method.std
+        return float(model_shape(self.config).initializer_range if std is None else std)
+
+    def _matrix(self, name: str, shape: tuple[int, int], stage: int, *, shard_dim: int, std: float) -> ParamSpec:
+        fan_out, fan_in = shape
+        mup = bool(self.config.model.init_method.use_mup)
+        return ParamSpec(
+            name=name, shape=shape, padded_shape=shape, shard_dim=shard_dim, stages=(stage,), decay=True,
+            init=Init(kind=InitKind.NORMAL, std=spectral_std(fan_in, fan_out) if mup else std),
+            fan_in=fan_in, fan_out=fan_out, lr_mult=MUP_BASE_FAN_IN / fan_in if mup else 1.0,
+        )  # fmt: skip
+
+
+def spectral_std(fan_in: int, fan_out: int) -> float:
+    """Spectral muP: σ = min(1, √(out/in)) / √in (arXiv 2310.17813)."""
+    return min(1.0, math.sqrt(fan_out / fan_in)) / math.sqrt(fan_in)
