@@ -1,0 +1,247 @@
+"""The trainer's sections: nanotron's keys, as strict frozen pydantic classes.
+
+    Config
+    ├── general  parallelism  tokens  checkpoints  logging  tokenizer
+    ├── model ── model_config, init_method
+    ├── optimizer ── optimizer_factory, learning_rate_scheduler
+    └── data | data_stages ── dataset, validation
+
+Sizes of an axis are the bare axis name (dp, pp, tp, cp). A default here is what a missing key means. Facts that follow from
+several keys are properties of `Config`; whether the values make sense together is judged in `rules.py`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+Positive = Annotated[int, Field(ge=1, le=2**53)]
+Natural = Annotated[int, Field(ge=0, le=2**53)]
+Unit = Annotated[float, Field(ge=0, lt=1)]
+
+_STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Section(BaseModel):
+    """Base of all sections: values of exactly the stated type, no unknown keys, never changed after reading."""
+
+    model_config = _STRICT
+
+
+class General(Section):
+    """Who the run is. `run` names its directory; `step: 0` is how nanotron says 'from the start'."""
+
+    project: Annotated[str, Field(min_length=1)]
+    run: Annotated[str, Field(min_length=1)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
+    step: Natural | None = None
+
+
+class Parallelism(Section):
+    """Degrees of the mesh axes; world size is their product."""
+
+    dp: Positive
+    pp: Positive
+    tp: Positive
+    cp: Positive = 1
+    expert_parallel_size: Positive = 1
+    pp_engine: Literal["1f1b", "afab"] = "1f1b"
+    tp_mode: Literal["ALL_REDUCE", "REDUCE_SCATTER"] = "ALL_REDUCE"
+
+
+def _even_head_dim(given: dict[str, int]) -> int:
+    """head_dim where the key is missing: hidden_size / heads (rules.py refuses a remainder)."""
+    return max(1, given.get("hidden_size", 1) // given.get("num_attention_heads", 1))
+
+
+class ModelConfig(Section):
+    """The architecture, in Hugging Face's words (LlamaConfig). Missing kv heads: all heads; head_dim: hidden / heads."""
+
+    model_type: Literal["llama"] = "llama"
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    num_key_value_heads: Positive = Field(default_factory=lambda given: given.get("num_attention_heads", 1))
+    head_dim: Positive = Field(default_factory=lambda given: _even_head_dim(given))
+    vocab_size: Positive
+    max_position_embeddings: Positive = 2048
+    hidden_act: str = "silu"
+    rms_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    rope_theta: Annotated[float, Field(gt=0)] = 10000.0
+    tie_word_embeddings: bool = False
+    initializer_range: Annotated[float, Field(gt=0)] = 0.02
+    bos_token_id: Natural | None = None
+    eos_token_id: Natural | None = None
+    pad_token_id: Natural | None = None
+    attention_dropout: Unit = 0.0
+
+
+class InitMethod(Section):
+    """How weights are drawn. `std` overrides model_config.initializer_range; `use_mup` is spectral µP."""
+
+    std: Annotated[float, Field(gt=0)] | None = None
+    use_mup: bool = False
+
+
+@dataclass(config=ConfigDict(strict=True, extra="forbid", allow_inf_nan=False), frozen=True, kw_only=True)
+class Model:
+    """The model section. A pydantic dataclass, because BaseModel keeps the name `model_config` for itself."""
+
+    model_config: ModelConfig
+    init_method: InitMethod = InitMethod()
+    dtype: Literal["bfloat16", "float32", "float64"] = "bfloat16"
+
+    @property
+    def model_config_(self) -> ModelConfig:
+        """The same section under a name that means nothing to pydantic."""
+        return self.model_config
+
+
+class OptimizerFactory(Section):
+    """AdamW and its constants."""
+
+    name: Literal["adamW"] = "adamW"
+    adam_beta1: Unit = 0.9
+    adam_beta2: Unit = 0.95
+    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
+    torch_adam_is_fused: bool = True
+
+
+class LearningRateScheduler(Section):
+    """Learning rate as a function of the step; steps count completed updates. Missing decay keys: see `rules.py`."""
+
+    learning_rate: Annotated[float, Field(gt=0)]
+    lr_warmup_steps: Natural = 0
+    lr_warmup_style: Literal["linear", "constant"] = "linear"
+    lr_decay_style: Literal["linear", "cosine", "1-sqrt"] = "linear"
+    lr_decay_steps: Natural | None = None
+    lr_decay_starting_step: Natural | None = None
+    min_decay_lr: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Optimizer(Section):
+    """AdamW's settings. `clip_grad: null` means no clipping; gradients are always accumulated in at least fp32."""
+
+    optimizer_factory: OptimizerFactory = OptimizerFactory()
+    learning_rate_scheduler: LearningRateScheduler
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    clip_grad: Annotated[float, Field(gt=0)] | None = 1.0
+    zero_stage: Natural = 1
+    accumulate_grad_in_fp32: bool = True
+
+
+class Tokens(Section):
+    """How much is trained per step, and how long."""
+
+    sequence_length: Positive
+    train_steps: Positive
+    micro_batch_size: Positive
+    batch_accumulation_per_replica: Positive
+
+
+class Dataset(Section):
+    """Folders of token shards, and how often each is drawn (missing: by equal weights)."""
+
+    dataset_folder: Annotated[list[str], Field(min_length=1)]
+    dataset_weights: list[float] | None = None
+
+
+class Validation(Section):
+    """A fixed held-out set: the first `num_samples` samples of these folders."""
+
+    dataset_folder: Annotated[list[str], Field(min_length=1)]
+    num_samples: Positive = 64
+
+
+class Data(Section):
+    """What is read. `seed` orders the samples (missing: general.seed)."""
+
+    dataset: Dataset
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    validation: Validation | None = None
+
+
+class DataStage(Section):
+    """Data used from step `start_training_step` (counted from 1) until the next stage starts."""
+
+    name: str = "stage"
+    start_training_step: Positive = 1
+    data: Data
+
+
+class Tokenizer(Section):
+    """The tokenizer whose files an export carries: a folder, or a name on a hub."""
+
+    tokenizer_name_or_path: Annotated[str, Field(min_length=1)]
+
+
+class Checkpoints(Section):
+    """Cadence and retention. Inside a run directory `checkpoints_path` is ignored: its place is fixed."""
+
+    checkpoints_path: str | None = None
+    checkpoint_interval: Positive = 1000
+    keep_last: Annotated[int, Field(ge=2)] = 2
+
+
+class Logging(Section):
+    """What the console shows."""
+
+    log_level: Literal["debug", "info", "warning", "error", "critical"] = "info"
+    log_level_replica: Literal["debug", "info", "warning", "error", "critical"] = "info"
+    iteration_step_info_interval: Positive = 1
+
+
+class Config(Section):
+    """Everything the trainer needs to know, read and judged. Exactly one of `data` and `data_stages` is given."""
+
+    general: General
+    parallelism: Parallelism
+    model: Model
+    optimizer: Optimizer
+    tokens: Tokens
+    data: Data | None = None
+    data_stages: list[DataStage] | None = None
+    tokenizer: Tokenizer | None = None
+    checkpoints: Checkpoints = Checkpoints()
+    logging: Logging = Logging()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks: the product of the mesh axes. Experts live on dp×cp and are no factor."""
+        mesh = self.parallelism
+        return mesh.dp * mesh.pp * mesh.tp * mesh.cp
+
+    @property
+    def num_micro_batches(self) -> int:
+        """m: micro-batches per dp rank and step."""
+        return self.tokens.batch_accumulation_per_replica
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step, over all dp ranks."""
+        return self.tokens.micro_batch_size * self.num_micro_batches * self.parallelism.dp
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens per optimizer step, over all dp ranks."""
+        return self.global_batch_size * self.tokens.sequence_length
+
+    @property
+    def compute_dtype(self) -> str:
+        """Name of the dtype of activations and matmuls."""
+        return self.model.dtype
+
+    @property
+    def stages(self) -> tuple[DataStage, ...]:
+        """Data stages in the order of their start; `data:` is the one stage that starts at 1."""
+        if self.data_stages is not None:
+            return tuple(sorted(self.data_stages, key=lambda stage: stage.start_training_step))
+        assert self.data is not None, "rules.py demands one of data and data_stages"
+        return (DataStage(data=self.data),)
+
+    @property
+    def data_seed(self) -> int:
+        """Seed of the first stage's sample order."""
+        seed = self.stages[0].data.seed
+        return self.general.seed if seed is None else seed
