@@ -31,7 +31,7 @@ class Story:
     nodes: tuple[str, ...] = ("node0", "node1")
     spares: tuple[str, ...] = ("node2",)
     now: float = T0
-    epoch: Epoch = Epoch(0, 0, 0)
+    epoch: Epoch = field(default_factory=lambda: Epoch(0, 0, 0))
     step: int = 0
     events: list[Event] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
