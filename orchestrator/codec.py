@@ -31,7 +31,7 @@ def decode(cls: type[R], data: object, *, where: str = "record") -> R:
         return by_hand(data)  # type: ignore[no-any-return]
     if not isinstance(data, dict):
         raise ValueError(f"{where}: expected an object, found {_show(data)}")
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if field.name in data:

@@ -3,7 +3,7 @@
     run → attempt (one Slurm job) → cycle (one launch inside it);   epoch = (attempt, generation, cycle)
 
 Attempts, generations and cycles count from 1; order is tuple order. The text form `a0003g01c0002` stands in the names
-of checkpoints, so that two writers never share a name. A launch that was given no cycle file writes under `PLAIN_EPOCH`.
+of checkpoints, so that two writers never share a name. Without a cycle file a launch writes under `PLAIN_EPOCH`.
 """
 
 import re
