@@ -1,11 +1,12 @@
 """Beats: 128 bytes in shared memory that say where a rank is, and 896 that say what it has done.
 
-The training thread writes them itself, at every change of phase and every step border: tens of microseconds, no system
-call, no lock, no other thread. So a rank that hangs, wherever it hangs, shows exactly that: its last phase, growing old.
-The agent, another process, reads them (layout: configs/schema/shm.md and shm.json) and answers with one control word.
+The training thread writes them itself, at every change of phase and every step border: tens of microseconds, no
+system call, no lock, no other thread. So a rank that hangs, wherever it hangs, shows exactly that: its last phase,
+growing old. The agent, another process, reads them (layout: configs/schema/shm.md and shm.json) and answers with one
+control word.
 
-Each record is a seqlock: seq odd, body and CRC, seq even. Without `--shm` the same writer writes to private memory, where
-nobody reads: one path for a laptop and for ten thousand ranks.
+Each record is a seqlock: seq odd, body and CRC, seq even. Without `--shm` the same writer writes to private memory,
+where nobody reads: one path for a laptop and for ten thousand ranks.
 """
 
 import math

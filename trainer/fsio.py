@@ -1,7 +1,7 @@
 """Files as the contract wants them: whole or absent, never half.
 
-A reader on another node sees the old file or the new one, because a write goes to a temporary name beside it, is synced,
-and is renamed over it; the directory is synced last, or a power cut could undo the rename.
+A reader on another node sees the old file or the new one, because a write goes to a temporary name beside it, is
+synced, and is renamed over it; the directory is synced last, or a power cut could undo the rename.
 """
 
 import json

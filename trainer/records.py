@@ -5,9 +5,9 @@
     train.jsonl         ◀── TrainLine        one line per step, rank 0
     validation.jsonl    ◀── ValidationLine   one line per validation pass, rank 0
 
-Records are flat JSON with `schema_version`. A reader ignores fields it does not know and refuses another major version.
-Floats are written by repr, so that a loss read back is the same float; JSON has no NaN, so a number that is not finite is
-null and the record says `"nonfinite": true`.
+Records are flat JSON with `schema_version`. A reader ignores fields it does not know and refuses another major
+version. Floats are written by repr, so that a loss read back is the same float; JSON has no NaN, so a number that is
+not finite is null and the record says `"nonfinite": true`.
 """
 
 import json

@@ -1,0 +1,58 @@
+"""What rank 0 writes down: train.jsonl, validation.jsonl and the console. Other ranks keep none.
+
+Each line is flushed as it is written. A kill can tear the last one; readers leave a line without its newline out.
+"""
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+from trainer.console import is_due, step_text
+from trainer.records import TrainLine, ValidationLine, to_json
+
+
+class Journal:
+    """The journal of one cycle. `cycle_dir` None: a rank that keeps none."""
+
+    def __init__(self, cycle_dir: Path | None, *, print_interval: int) -> None:
+        self._cycle_dir = cycle_dir
+        self._print_interval = print_interval
+        self._train: TextIO | None = None
+
+    def __enter__(self) -> Self:
+        if self._cycle_dir is not None:
+            self._train = (self._cycle_dir / "train.jsonl").open("a", encoding="utf-8")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._train is not None:
+            self._train.close()
+
+    def step(self, line: TrainLine, *, train_steps: int) -> None:
+        """Append a step, and print it when it is its turn."""
+        if self._train is None:
+            return
+        self._train.write(to_json(line) + "\n")
+        self._train.flush()
+        if is_due(line.step, interval=self._print_interval, train_steps=train_steps):
+            print(step_text(line, train_steps=train_steps), flush=True)
+
+    def validation(self, line: ValidationLine) -> None:
+        """Append a validation pass and print it."""
+        if self._cycle_dir is None:
+            return
+        with (self._cycle_dir / "validation.jsonl").open("a", encoding="utf-8") as file:
+            file.write(to_json(line) + "\n")
+        print(f"validation after step {line.step}: loss {line.loss:.4f} over {line.num_valid} tokens", flush=True)
+
+
+def validated(run_dir: Path, step: int) -> bool:
+    """Whether any launch of the run has a whole validation line for `step`. Raises OSError."""
+    for file in run_dir.glob("attempts/*/cycles/*/validation.jsonl"):
+        whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")
+        if any(json.loads(line)["step"] == step for line in whole.splitlines()):
+            return True
+    return False

@@ -1,0 +1,314 @@
+"""The training loop: what happens between two step borders, and at a border.
+
+    border ─ control word ─ DATA batch ─ STEP update ─ agree ─┬─ finite? ─ no ─▶ NonFiniteError (nobody has moved)
+       ▲                                                      └─ SAVE at the interval, at the end, on save or drain
+       └────────────── line, beat, stats, garbage ◀───────────────────────────────┘
+
+The loop knows neither mesh nor files: it is given an engine, a loader, a way to save and a journal. `RunState` in, the
+next `RunState` out; everything that must survive a kill is in it.
+"""
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainer.beat import BeatWriter, Phase, Word
+from trainer.checkpoint.state import RunState
+from trainer.control import Control
+from trainer.data.batch import StepBatch
+from trainer.errors import NonFiniteError
+from trainer.journal import Journal
+from trainer.records import Epoch, TrainLine, ValidationLine
+from trainer.throughput import StepCost, rates
+
+GC_INTERVAL_STEPS = 100
+
+
+class StepResultLike(Protocol):
+    """What an engine says about a step; equal on all ranks."""
+
+    @property
+    def loss(self) -> float: ...
+    @property
+    def grad_norm(self) -> float: ...
+    @property
+    def num_valid(self) -> int: ...
+    @property
+    def finite(self) -> bool: ...
+    @property
+    def skipped(self) -> str | None: ...
+    @property
+    def control_word(self) -> int: ...
+
+
+class EngineLike(Protocol):
+    """The part of an engine the loop uses."""
+
+    @property
+    def collective_seq(self) -> int: ...
+
+    def train_step(
+        self, batch: StepBatch, *, lr: float, weight_decay: float, adam_t: int, control_word: int
+    ) -> StepResultLike: ...
+
+    def eval_loss(self, batch: StepBatch) -> tuple[float, int]: ...
+
+
+class LoaderLike(Protocol):
+    """The part of a loader the loop uses."""
+
+    @property
+    def num_validation_samples(self) -> int: ...
+
+    def batch(self, step_index0: int, consumed_samples: int) -> StepBatch: ...
+
+    def validation_batches(self) -> Iterator[StepBatch]: ...
+
+
+class SavedLike(Protocol):
+    """What a save says: the checkpoint's name and size."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopPlan:
+    """What the config asks of the loop. `lr` and `weight_decay` are functions of the 1-based step."""
+
+    epoch: Epoch
+    train_steps: int
+    checkpoint_interval: int
+    cost: StepCost
+    lr: Callable[[int], float]
+    weight_decay: Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """One step taken: the state after it, and its numbers (`loss` None where nothing was trained)."""
+
+    state: RunState
+    loss: float | None
+    grad_norm: float | None
+    num_valid: int
+    lr: float
+    skipped: str | None
+    agreed: int
+    seconds: float
+    data_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopEnd:
+    """How the loop ended: all steps done, or drained before."""
+
+    state: RunState
+    drained: bool
+    checkpoint: str | None
+
+
+class TrainLoop:
+    """Runs steps until the last one or a drain. Every rank runs the same loop and takes the same turns."""
+
+    def __init__(
+        self,
+        *,
+        engine: EngineLike,
+        loader: LoaderLike,
+        plan: LoopPlan,
+        beats: BeatWriter,
+        control: Control,
+        journal: Journal,
+        save: Callable[[RunState], SavedLike],
+        memory: Callable[[], tuple[int, int]],
+    ) -> None:
+        self.engine, self.loader, self.plan = engine, loader, plan
+        self.beats, self.control, self.journal = beats, control, journal
+        self._save, self._memory = save, memory
+        self.checkpoint: str | None = None
+
+    def run(self, state: RunState) -> LoopEnd:
+        """Train from `state` to the last step or a drain, then stop at that border with a checkpoint committed.
+
+        Raises NonFiniteError (the weights are those of the step before), DataError, and whatever the engine raises.
+        """
+        gc.collect()
+        gc.disable()  # collected at borders instead: on thousands of ranks one of them always pauses in mid-step
+        try:
+            while state.step < self.plan.train_steps:
+                taken = self.take_step(state)
+                state = taken.state
+                word = self.control.word_of(taken.agreed)
+                self.finish_step(taken, save_s=self.save_if_due(state, word))
+                if taken.agreed:
+                    self.control.acknowledge(taken.agreed)
+                if word is Word.DRAIN and state.step < self.plan.train_steps:
+                    return LoopEnd(state=state, drained=True, checkpoint=self.checkpoint)
+        finally:
+            gc.enable()
+        return LoopEnd(state=state, drained=False, checkpoint=self.checkpoint)
+
+    def take_step(self, state: RunState) -> Taken:
+        """One update, or one batch passed over because its step lies in a skip window."""
+        began = time.perf_counter()
+        step = state.step + 1
+        lr = self.plan.lr(step)
+        if in_windows(step, state.skip_windows):
+            # The batch is not even read: it may be the very thing that has to be skipped.
+            after = advance(state, self.plan.cost, updated=False)
+            seconds = time.perf_counter() - began
+            return Taken(state=after, loss=None, grad_norm=None, num_valid=0, lr=lr, skipped="skip_window", agreed=0,
+                         seconds=seconds, data_wait_s=0.0)  # fmt: skip
+        self.beats.beat(Phase.DATA)
+        batch = self.loader.batch(state.step, state.consumed_samples)
+        data_wait_s = time.perf_counter() - began
+        self.beats.beat(Phase.STEP)
+        result = self.engine.train_step(
+            batch,
+            lr=lr,
+            weight_decay=self.plan.weight_decay(step),
+            adam_t=state.adam_t + 1,
+            control_word=self.control.wish(),
+        )
+        seconds = time.perf_counter() - began
+        trained = result.skipped is None
+        taken = Taken(
+            state=advance(state, self.plan.cost, updated=trained),
+            loss=result.loss if trained else None,
+            grad_norm=result.grad_norm if trained else None,
+            num_valid=result.num_valid,
+            lr=lr,
+            skipped=result.skipped,
+            agreed=result.control_word,
+            seconds=seconds,
+            data_wait_s=data_wait_s,
+        )
+        if not result.finite:
+            self.report_nonfinite(taken)
+        return taken
+
+    def save_if_due(self, state: RunState, word: Word) -> float | None:
+        """Checkpoint at the interval, at the last step and when asked; once per border. Seconds it blocked, or None."""
+        due = state.step % self.plan.checkpoint_interval == 0 or state.step == self.plan.train_steps
+        if not due and word is Word.NONE:
+            return None
+        self.beats.beat(Phase.SAVE, step=state.step, collective_seq=self.engine.collective_seq)
+        began = time.perf_counter()
+        saved = self._save(state)
+        seconds = time.perf_counter() - began
+        self.checkpoint = saved.name
+        stats = self.beats.stats
+        stats.checkpoint_saves_total += 1
+        stats.checkpoint_blocking_seconds_sum += seconds
+        stats.checkpoint_last_step, stats.checkpoint_last_unix = state.step, time.time()
+        stats.checkpoint_bytes = saved.bytes
+        return seconds
+
+    def finish_step(self, taken: Taken, *, save_s: float | None) -> None:
+        """Publish a completed step: beat, stats, journal; then collect garbage if it is time."""
+        state = taken.state
+        loss = math.nan if taken.loss is None else taken.loss
+        self.beats.beat(
+            step=state.step, collective_seq=self.engine.collective_seq, loss=loss, tokens=state.consumed_tokens
+        )
+        self.count(taken)
+        self.journal.step(self.line(taken, save_s=save_s), train_steps=self.plan.train_steps)
+        if state.step % GC_INTERVAL_STEPS == 0:
+            gc.collect()
+
+    def count(self, taken: Taken) -> None:
+        """Add a step to the stats of this process and publish them."""
+        stats, cost = self.beats.stats, self.plan.cost
+        stats.steps_total += 1
+        stats.tokens_total += cost.tokens
+        stats.samples_total += cost.samples
+        stats.skipped_steps_total += taken.skipped is not None
+        stats.model_flops_total += cost.flops if taken.skipped is None else 0.0
+        stats.data_wait_seconds_total += taken.data_wait_s
+        stats.observe_step_seconds(taken.seconds)
+        stats.learning_rate = taken.lr
+        if taken.loss is not None and taken.grad_norm is not None:
+            stats.loss, stats.grad_norm = taken.loss, taken.grad_norm
+        rate = rates(cost, taken.seconds)
+        stats.tokens_per_second = rate.tokens_per_s
+        stats.mfu = math.nan if rate.mfu is None else rate.mfu
+        stats.memory_allocated_bytes, stats.memory_peak_bytes = self._memory()
+        stats.last_unix = time.time()
+        self.beats.publish_stats()
+
+    def line(self, taken: Taken, *, save_s: float | None) -> TrainLine:
+        """The train.jsonl line of a step."""
+        rate = rates(self.plan.cost, taken.seconds)
+        return TrainLine(
+            step=taken.state.step,
+            epoch=self.plan.epoch.text,
+            consumed_samples=taken.state.consumed_samples,
+            tokens=taken.state.consumed_tokens,
+            loss=taken.loss,
+            grad_norm=taken.grad_norm,
+            lr=taken.lr,
+            num_valid=taken.num_valid,
+            step_time_s=taken.seconds,
+            data_wait_s=taken.data_wait_s,
+            tokens_per_s=rate.tokens_per_s,
+            model_flops=self.plan.cost.flops if taken.skipped is None else 0.0,
+            mfu=rate.mfu,
+            mfu_full_attn=rate.mfu_full_attn,
+            mfu_megatron=rate.mfu_megatron,
+            skipped=taken.skipped,
+            save_s=save_s,
+            unix=time.time(),
+        )
+
+    def report_nonfinite(self, taken: Taken) -> None:
+        """Count and journal a step that nobody took, then raise NonFiniteError. No step is completed by it."""
+        stats = self.beats.stats
+        stats.nonfinite_steps_total += 1
+        stats.last_unix = time.time()
+        self.beats.publish_stats()
+        raise NonFiniteError(
+            f"Step {taken.state.step} is not finite: loss {taken.loss}, gradient norm {taken.grad_norm}, over samples "
+            f"{taken.state.consumed_samples - self.plan.cost.samples} to {taken.state.consumed_samples - 1}. No rank "
+            f"has updated its weights. Resume before it, with [{taken.state.step}, {taken.state.step}] in skip_windows "
+            f"if the same step fails again."
+        )
+
+    def validate(self, state: RunState) -> None:
+        """One forward-only pass over the fixed validation set, and its line in validation.jsonl."""
+        self.beats.beat(Phase.EVAL, step=state.step)
+        loss_sum, num_valid = 0.0, 0
+        for batch in self.loader.validation_batches():
+            batch_loss_sum, batch_valid = self.engine.eval_loss(batch)
+            loss_sum, num_valid = loss_sum + batch_loss_sum, num_valid + batch_valid
+            self.beats.beat(collective_seq=self.engine.collective_seq)
+        self.journal.validation(
+            ValidationLine(
+                step=state.step,
+                loss=loss_sum / num_valid if num_valid else math.nan,
+                num_valid=num_valid,
+                num_samples=self.loader.num_validation_samples,
+                unix=time.time(),
+            )
+        )
+
+
+def advance(state: RunState, cost: StepCost, *, updated: bool) -> RunState:
+    """The state after one more step: its samples are consumed either way, Adam's clock moves only with an update."""
+    return RunState(
+        step=state.step + 1,
+        consumed_samples=state.consumed_samples + cost.samples,
+        consumed_tokens=state.consumed_tokens + cost.tokens,
+        adam_t=state.adam_t + updated,
+        skip_windows=state.skip_windows,
+    )
+
+
+def in_windows(step: int, windows: tuple[tuple[int, int], ...]) -> bool:
+    """Whether a step lies in one of the windows, ends included."""
+    return any(first <= step <= last for first, last in windows)

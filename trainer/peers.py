@@ -1,0 +1,45 @@
+"""Two things ranks do together outside a step: agree on what rank 0 sees, and part without tearing each other down."""
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from trainer import comm
+from trainer.mesh.context import ParallelContext
+
+FAREWELL_S = 10.0
+
+
+def agree(context: ParallelContext, values: Sequence[int]) -> tuple[int, ...]:
+    """The integers of rank 0, on every rank. Comm: 1 all-reduce (world).
+
+    A shared file system may show each node something else for a while, so only one rank looks and the others are told.
+    """
+    lowest = torch.iinfo(torch.int64).min
+    own = list(values) if context.rank == 0 else [lowest] * len(values)
+    told = comm.all_reduce_max(torch.tensor(own, dtype=torch.int64, device=context.device), context.world)
+    return tuple(int(value) for value in told.tolist())
+
+
+def wait_for_peers(prefix: str, world_size: int, *, env: Mapping[str, str] = os.environ) -> bool:
+    """Wait up to ten seconds until all ranks have come here; whether they have.
+
+    torchrun ends all other ranks of a node as soon as one exits with a code that is not 0, and a drained rank exits
+    with 75: without this the slower ones would die before they have left their outcome. The store is torchrun's own,
+    so it outlives every rank; a rank that is missing costs ten seconds, never a hang.
+    """
+    if world_size == 1 or "TORCHELASTIC_RUN_ID" not in env:
+        return True
+    timeout = timedelta(seconds=FAREWELL_S)
+    try:
+        store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False, timeout=timeout)
+        farewell = dist.PrefixStore(f"{prefix}/farewell", store)
+        if farewell.add("left", 1) == world_size:
+            farewell.set("all", b"1")
+        farewell.wait(["all"], timeout)
+    except RuntimeError:  # DistStoreError, DistNetworkError: a peer or the store is gone
+        return False
+    return True

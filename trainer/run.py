@@ -1,0 +1,238 @@
+"""One rank of a training run, from the command line to the exit code. Read this file first.
+
+    assemble   cycle.json, config, world size ▸ process group ▸ mesh, data, engine
+    restore    exactly the checkpoint the cycle names, or a fresh start
+    loop       steps, checkpoints, control word           (loop.py)
+    end        outcome file ▸ exit code, whatever happened
+
+Nothing here decides what to do about a failure: a rank says how it ended and leaves. Who relaunches it, on which nodes
+and from which checkpoint, is the orchestrator's business.
+"""
+
+import os
+import time
+import traceback
+from argparse import Namespace
+from dataclasses import replace
+
+from trainer.beat import BeatWriter, Phase, open_beats
+from trainer.checkpoint.load import load_checkpoint, newest_valid
+from trainer.checkpoint.naming import CheckpointName, parse_name
+from trainer.checkpoint.save import SaveResult, save_checkpoint
+from trainer.checkpoint.state import RunState
+from trainer.config import Config, load_config
+from trainer.control import Control
+from trainer.data.loader import Loader
+from trainer.device import device_name, memory_bytes
+from trainer.engine import Engine
+from trainer.errors import ConfigError
+from trainer.flops import peak_flops, step_flops
+from trainer.journal import Journal, validated
+from trainer.launch import Launch, read_launch
+from trainer.loop import LoopPlan, TrainLoop
+from trainer.mesh.context import ParallelContext, check_world_size, init_process_group
+from trainer.mesh.topology import Topology
+from trainer.outcome import DONE, DRAINED, Ending, ending_of, leave, relative_to_run, write_outcome
+from trainer.peers import agree, wait_for_peers
+from trainer.records import UNSUPERVISED, Cycle, Outcome
+from trainer.schedules import lr_at, weight_decay_at
+from trainer.signals import DrainFlag, install_alone, install_supervised
+from trainer.throughput import StepCost
+
+COLLECTIVE_TIMEOUT_S = 1800.0  # a last resort: the agent's phase limits find a hang much earlier, and name the rank
+AGREED_ENDINGS = frozenset({"done", "drained", "nonfinite"})
+
+
+def main(args: Namespace) -> int:
+    """`python -m trainer train`: run one rank and end the process with its exit code. Does not return."""
+    leave(TrainerProcess(read_launch(args, os.environ)).run())
+
+
+class TrainerProcess:
+    """One rank's life. The attributes are what an outcome needs to know, however far the rank has come."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.cycle: Cycle | None = None
+        self.epoch = UNSUPERVISED
+        self.beats: BeatWriter | None = None
+        self.checkpoint: str | None = None
+
+    def run(self) -> int:
+        """Train, leave an outcome, return the exit code. Never raises."""
+        try:
+            ending = self.train()
+        except BaseException as error:  # SystemExit and KeyboardInterrupt end a rank too, and must say so
+            traceback.print_exc()
+            ending = ending_of(error, checkpoint=self.checkpoint)
+        self.report(ending)
+        if ending.kind in AGREED_ENDINGS:
+            wait_for_peers(self.launch.store_prefix(self.epoch), self.launch.world_size)
+        return ending.exit_code
+
+    def train(self) -> Ending:
+        """Assemble, restore, loop. Raises whatever stops it; TrainerErrors carry their exit code."""
+        config, beats, drain = self.assemble()
+        topology = Topology(
+            dp=config.parallelism.dp, pp=config.parallelism.pp, tp=config.parallelism.tp, cp=config.parallelism.cp
+        )
+        # Before any connection: ranks that wait for peers that were never started wait for ever.
+        check_world_size(topology, self.launch.world_size)
+        prefix = self.launch.store_prefix(self.epoch)
+        init_process_group(topology, prefix=prefix, timeout_s=COLLECTIVE_TIMEOUT_S)
+        context = ParallelContext(topology)
+        loader = Loader(config, topology, context.rank)
+        engine = Engine(config, context)
+        state = self.restore(engine, context)
+        with Journal(
+            self.launch.cycle_dir if context.rank == 0 else None,
+            print_interval=config.logging.iteration_step_info_interval,
+        ) as journal:
+            loop = TrainLoop(
+                engine=engine,
+                loader=loader,
+                plan=self.plan(config, context),
+                beats=beats,
+                control=Control(beats, drain),
+                journal=journal,
+                save=lambda state: self.save(engine, state, config),
+                memory=lambda: memory_bytes(context.device) or (0, 0),
+            )
+            return self.finish(loop, state, context)
+
+    def assemble(self) -> tuple[Config, BeatWriter, DrainFlag]:
+        """Everything that needs no other rank: cycle, beats, signals, config. Raises ConfigError, RecordUnreadable."""
+        launch, drain = self.launch, DrainFlag()
+        self.cycle = launch.read_cycle()
+        if self.cycle is not None:
+            self.epoch = self.cycle.epoch
+        self.beats = open_beats(launch.shm, epoch=self.epoch, rank=launch.rank, local_rank=launch.local_rank)
+        launch.cycle_dir.mkdir(parents=True, exist_ok=True)
+        launch.checkpoints_dir.mkdir(parents=True, exist_ok=True)
+        if self.cycle is None:
+            install_alone(drain)
+        else:
+            install_supervised(launch.stacks_file)
+            if self.cycle.world_size != launch.world_size:
+                raise ConfigError(
+                    f"cycle.json says {self.cycle.world_size} ranks ({self.cycle.num_nodes} nodes × "
+                    f"{self.cycle.ranks_per_node} ranks per node), torchrun started {launch.world_size} (WORLD_SIZE)."
+                )
+        return load_config(launch.config_file), self.beats, drain
+
+    def restore(self, engine: Engine, context: ParallelContext) -> RunState:
+        """The state to go on from, weights and moments loaded. Raises CheckpointInvalid naming the bad file.
+
+        Under an agent exactly `resume_from` is loaded, never another one: only the orchestrator can tell which
+        checkpoints count. Alone, rank 0 looks for the newest that verifies and tells the others.
+        """
+        assert self.beats is not None
+        self.beats.beat(Phase.RESTORE)
+        began = time.perf_counter()
+        name = self.cycle.resume_from if self.cycle is not None else self.newest(context)
+        if name is None:
+            engine.init_weights()
+            say(context, f"starts at step 0, {context.topology.world_size} ranks")
+            return self.with_windows(RunState())
+        state = load_checkpoint(self.launch.checkpoints_dir / name, engine)
+        self.checkpoint = name
+        self.beats.stats.checkpoint_load_seconds = seconds = time.perf_counter() - began
+        self.beats.beat(step=state.step, tokens=state.consumed_tokens)
+        say(context, f"goes on from {name}, {context.topology.world_size} ranks, loaded in {seconds:.2f} s")
+        return self.with_windows(state)
+
+    def newest(self, context: ParallelContext) -> str | None:
+        """The newest checkpoint that verifies, as rank 0 sees it; None when there is none. Comm: 1 all-reduce."""
+        name = newest_valid(self.launch.checkpoints_dir) if context.rank == 0 else None
+        parsed = parse_name(name) if name is not None else None
+        step, *epoch = agree(context, (-1, 0, 0, 0) if parsed is None else (parsed.step, *parsed.epoch))
+        return None if step < 0 else str(CheckpointName(step, (epoch[0], epoch[1], epoch[2])))
+
+    def with_windows(self, state: RunState) -> RunState:
+        """The state with the skip windows of the checkpoint and of this cycle."""
+        ordered = () if self.cycle is None else self.cycle.skip_windows
+        return replace(state, skip_windows=tuple(sorted({*state.skip_windows, *ordered})))
+
+    def plan(self, config: Config, context: ParallelContext) -> LoopPlan:
+        """What the config asks of the loop."""
+        scheduler, decay = config.optimizer.learning_rate_scheduler, config.optimizer.weight_decay
+        train_steps, flops = config.tokens.train_steps, step_flops(config)
+        peak = peak_flops(device_name(context.device), config.compute_dtype)
+        return LoopPlan(
+            epoch=self.epoch,
+            train_steps=train_steps,
+            checkpoint_interval=config.checkpoints.checkpoint_interval,
+            cost=StepCost(
+                tokens=config.tokens_per_step,
+                samples=config.global_batch_size,
+                flops=flops.exact,
+                flops_full_attn=flops.full_attn,
+                flops_megatron=flops.megatron,
+                peak_flops_per_s=None if peak is None else peak * config.world_size,
+            ),
+            lr=lambda step: lr_at(step, scheduler, train_steps=train_steps),
+            weight_decay=lambda step: weight_decay_at(step, decay),
+        )
+
+    def save(self, engine: Engine, state: RunState, config: Config) -> SaveResult:
+        """Commit a checkpoint. Comm: collective over all ranks."""
+        saved = save_checkpoint(
+            engine,
+            state,
+            checkpoints_dir=self.launch.checkpoints_dir,
+            epoch=self.epoch.text,
+            run=config.general.run,
+            config_text=self.launch.config_file.read_text(encoding="utf-8"),
+            tokenizer=None if config.tokenizer is None else config.tokenizer.tokenizer_name_or_path,
+        )
+        self.checkpoint = saved.name
+        return saved
+
+    def finish(self, loop: TrainLoop, state: RunState, context: ParallelContext) -> Ending:
+        """Run the loop and what follows the last step: the validation pass, unless an earlier launch has done it."""
+        train_steps = loop.plan.train_steps
+        complete = state.step >= train_steps
+        end = loop.run(state)
+        if end.drained:
+            message = f"Drained at step {end.state.step} of {train_steps}; checkpoint {end.checkpoint}."
+            return Ending(kind="drained", exit_code=DRAINED, message=message, checkpoint=end.checkpoint)
+        if loop.loader.num_validation_samples and not self.validated(end.state.step, context):
+            loop.validate(end.state)
+        message = "Already complete: " if complete else "Complete: "
+        message += f"step {end.state.step} of {train_steps}; checkpoint {self.checkpoint}."
+        return Ending(kind="done", exit_code=DONE, message=message, checkpoint=self.checkpoint)
+
+    def validated(self, step: int, context: ParallelContext) -> bool:
+        """Whether a launch of this run has already validated after `step`, as rank 0 sees it. Comm: 1 all-reduce."""
+        done = context.rank == 0 and validated(self.launch.run_dir, step)
+        return bool(agree(context, (int(done),))[0])
+
+    def report(self, ending: Ending) -> None:
+        """Leave the outcome file and a last beat. A full disk must not keep a rank from ending."""
+        phase, step = (Phase.INIT, 0) if self.beats is None else (self.beats.phase, self.beats.step)
+        outcome = Outcome(
+            rank=self.launch.rank,
+            node=self.launch.node,
+            epoch=self.epoch,
+            kind=ending.kind,
+            exit_code=ending.exit_code,
+            step=step,
+            phase=phase.name,
+            message=ending.message,
+            exception=ending.exception,
+            checkpoint=ending.checkpoint,
+            bad_file=relative_to_run(ending.bad_file, self.launch.run_dir),
+            written_unix=time.time(),
+        )
+        try:
+            write_outcome(outcome, cycle_dir=self.launch.cycle_dir)
+        except OSError:
+            traceback.print_exc()
+        if self.beats is not None:
+            self.beats.beat(Phase.EXIT)
+
+
+def say(context: ParallelContext, text: str) -> None:
+    """One line for a person, from rank 0."""
+    if context.rank == 0:
+        print(text, flush=True)

@@ -1,0 +1,83 @@
+"""Learning rate and weight decay as pure functions of the step.
+
+`step` is 1-based: the number the update being made will have once it is complete, so `lr_at(1, …)` is the rate of the
+first update. Nothing is remembered between steps, so a resumed run cannot be one step behind or apply a warm-up twice.
+
+    peak        ┌───────────┐
+               /             \\            linear, cosine or 1-sqrt
+              /               \\______ floor
+    0 ───────┴───────┴─────────┴──────▶ step
+        warm-up  W   S       S + N
+
+    step ≤ W           peak · step / W        (linear; the first update already moves; "constant": peak)
+    W < step < S       peak                   (S = lr_decay_starting_step, default W)
+    S ≤ step ≤ S + N   from peak to floor     (N = lr_decay_steps, default: what is left until train_steps)
+    after              floor                  (min_decay_lr)
+"""
+
+import math
+from typing import Protocol
+
+
+class LrConfig(Protocol):
+    """optimizer.learning_rate_scheduler of the config."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def lr_warmup_steps(self) -> int: ...
+    @property
+    def lr_warmup_style(self) -> str: ...
+    @property
+    def lr_decay_style(self) -> str: ...
+    @property
+    def lr_decay_steps(self) -> int | None: ...
+    @property
+    def lr_decay_starting_step(self) -> int | None: ...
+    @property
+    def min_decay_lr(self) -> float: ...
+
+
+def lr_at(step: int, config: LrConfig, *, train_steps: int) -> float:
+    """The learning rate of update `step` (1-based)."""
+    assert step >= 1
+    peak, floor = config.learning_rate, config.min_decay_lr
+    if step <= config.lr_warmup_steps:
+        return peak if config.lr_warmup_style == "constant" else peak * step / config.lr_warmup_steps
+    start = decay_start(config)
+    if step < start:
+        return peak
+    num_decay_steps = decay_steps(config, train_steps=train_steps)
+    if step >= start + num_decay_steps:
+        return floor
+    return floor + (peak - floor) * remaining(config.lr_decay_style, (step - start) / num_decay_steps)
+
+
+def decay_start(config: LrConfig) -> int:
+    """The last step at the peak before the decay."""
+    return config.lr_warmup_steps if config.lr_decay_starting_step is None else config.lr_decay_starting_step
+
+
+def decay_steps(config: LrConfig, *, train_steps: int) -> int:
+    """How many updates the decay takes; when the config leaves it open, it ends with the run."""
+    if config.lr_decay_steps is not None:
+        return config.lr_decay_steps
+    return max(0, train_steps - decay_start(config))
+
+
+def remaining(style: str, progress: float) -> float:
+    """The part of (peak − floor) still on top of the floor; `progress` 0 → 1, 1 → 0. Raises ValueError."""
+    match style:
+        case "linear":
+            return 1.0 - progress
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+        case "1-sqrt":  # arXiv 2405.18392: the cool-down that ends lowest
+            return 1.0 - math.sqrt(progress)
+    raise ValueError(f"lr_decay_style {style!r}; known are linear, cosine and 1-sqrt")
+
+
+def weight_decay_at(step: int, weight_decay: float) -> float:
+    """The weight decay of update `step`: constant, whatever the step."""
+    assert step >= 1
+    return weight_decay

@@ -1,0 +1,44 @@
+"""How fast a step was: tokens per second, and model FLOPs utilisation in its three usual conventions.
+
+MFU is model FLOPs per second over the peak of all devices. "Model FLOPs" is counted three ways in the literature, with
+numbers up to a fifth apart on long sequences; so each has its own name (trainer/flops.py) and all three are recorded:
+exact causal pairs (pawl's own), full attention (nanotron, torchtitan) and Megatron's formula.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """What one step computes. FLOPs of the whole step over all ranks; peak in FLOP/s of all devices, None = unknown."""
+
+    tokens: int
+    samples: int
+    flops: float
+    flops_full_attn: float
+    flops_megatron: float
+    peak_flops_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Tokens per second over all ranks; MFUs as ratios, None where the peak is unknown."""
+
+    tokens_per_s: float
+    mfu: float | None
+    mfu_full_attn: float | None
+    mfu_megatron: float | None
+
+
+def rates(cost: StepCost, seconds: float) -> Rates:
+    """The rates of a step that took `seconds` > 0."""
+
+    def mfu(flops: float) -> float | None:
+        return None if cost.peak_flops_per_s is None else flops / (seconds * cost.peak_flops_per_s)
+
+    return Rates(
+        tokens_per_s=cost.tokens / seconds,
+        mfu=mfu(cost.flops),
+        mfu_full_attn=mfu(cost.flops_full_attn),
+        mfu_megatron=mfu(cost.flops_megatron),
+    )
