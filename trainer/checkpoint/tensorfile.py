@@ -1,0 +1,131 @@
+"""Safetensors files, written as a stream and read in place.
+
+The format: an 8-byte little-endian header length, a JSON header {key: {dtype, shape, data_offsets}}, then the raw
+bytes. The safetensors library writes a dict of whole arrays, copied once more on the way; a rank's optimizer state may
+be half of its memory, so it is streamed here tensor by tensor, and digested in the same pass. Files written here are
+ordinary safetensors files, and reading never executes anything.
+"""
+
+import json
+import math
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+ITEM_BYTES: Mapping[str, int] = MappingProxyType({"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8})
+# numpy has no bfloat16; its bits travel as uint16.
+_NUMPY: Mapping[str, str] = MappingProxyType({"F64": "<f8", "F32": "<f4", "BF16": "<u2", "F16": "<f2", "I64": "<i8"})
+MAX_HEADER_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """One tensor of a file. start: absolute byte offset of its data."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A finished file: its size and the XXH3-128 of its bytes, in hex."""
+
+    num_bytes: int
+    xxh3: str
+
+
+def encode_header(
+    entries: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """Header for tensors (key, dtype, shape) stored in this order, padded to 8 bytes so that data is aligned."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for key, dtype, shape in entries:
+        end = at + math.prod(shape) * ITEM_BYTES[dtype]
+        assert key not in header, f"tensor {key} twice in one file"
+        header[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def write_tensors(
+    path: Path,
+    entries: Sequence[tuple[str, str, tuple[int, ...]]],
+    arrays: Iterable[NDArray[Any]],
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> Written:
+    """Write one array per entry, in order, and sync the file. `arrays` may be a generator: one is alive at a time.
+
+    Raises FileExistsError if `path` exists, OSError where the disk does not take it.
+    """
+    digest = xxhash.xxh3_128()
+    header = encode_header(entries, metadata)
+    total = len(header)
+    with path.open("xb") as file:
+        file.write(header)
+        digest.update(header)
+        for (key, dtype, shape), array in zip(entries, arrays, strict=True):
+            assert array.shape == shape and array.dtype == np.dtype(_NUMPY[dtype]), f"{key}: {array.dtype}{array.shape}"
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            file.write(data)
+            digest.update(data)
+            total += len(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return Written(num_bytes=total, xxh3=digest.hexdigest())
+
+
+class TensorFile:
+    """A safetensors file, mapped. Raises ValueError where the file is not one, is cut, or lies about a tensor."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+            if not 0 <= length <= min(MAX_HEADER_BYTES, size - 8):
+                raise ValueError(f"not a safetensors file: {size:,} bytes with a header length of {length:,}")
+            header = json.loads(file.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("its header is not a JSON object")
+        self.entries = {entry.key: entry for entry in _entries(header, base=8 + length, size=size)}
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+
+    def array(self, key: str) -> NDArray[Any]:
+        """A read-only view of one tensor; bfloat16 as its uint16 bits. KeyError: the file does not hold it."""
+        entry = self.entries[key]
+        data = self._bytes[entry.start : entry.start + entry.num_bytes]
+        return data.view(_NUMPY[entry.dtype]).reshape(entry.shape)
+
+
+def _entries(header: Mapping[str, Any], *, base: int, size: int) -> Iterator[TensorEntry]:
+    for key, value in header.items():
+        if key == "__metadata__":
+            continue
+        try:
+            start, end = value["data_offsets"]
+            entry = TensorEntry(key=key, dtype=value["dtype"], shape=tuple(value["shape"]), start=base + start)
+            good = start >= 0 and end - start == entry.num_bytes and base + end <= size
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"its header does not describe tensor {key} ({error!r})") from error
+        if not good:
+            raise ValueError(f"tensor {key} lies outside the file's {size:,} bytes: the file is cut or damaged")
+        yield entry
