@@ -1,12 +1,12 @@
 """The ledger replayed: events → History. Pure and total: any prefix, any order of writers, any missing field replays.
 
 Two counters carry the promise that recovery is bounded. *Progress* is a committed checkpoint at a step higher than any
-before: a checkpoint that was quarantined and trained again is none. Everything that counts failures is counted since the
-last progress, and `resumed` (a person's word) starts all of it anew.
+before: a checkpoint that was quarantined and trained again is none. Everything that counts failures is counted since
+the last progress, and `resumed` (a person's word) starts all of it anew.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -30,7 +30,7 @@ class RunState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptHistory:
     """One attempt as the ledger tells it; None where it does not."""
 
@@ -49,7 +49,7 @@ class AttemptHistory:
     ended_unix: float | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CycleHistory:
     """One cycle as the ledger tells it. `running_step`: the first step that it completed."""
 
@@ -153,7 +153,7 @@ def replay(events: Iterable[Event], *, commits_that_reset: int = 2) -> History:
 def with_unrecorded_checkpoints(events: Iterable[Event], entries: Iterable[CheckpointEntry]) -> tuple[Event, ...]:
     """The events and a commit for every whole checkpoint on disk that the ledger does not know.
 
-    A supervisor that was killed between the trainer's rename and its own ledger line must not cost the run its progress.
+    A supervisor killed between the trainer's rename and its own ledger line must not cost the run its progress.
     """
     known = tuple(events)
     recorded = {event.data.get("name") for event in known if event.kind == "checkpoint_committed"}
@@ -215,11 +215,13 @@ class _Replay:
             **self.values,
         )
 
-    def _attempt(self, number: int) -> AttemptHistory:
-        return self.attempts.setdefault(number, AttemptHistory(attempt=number))
+    def _attempt(self, number: int, **changes: Any) -> AttemptHistory:
+        attempt = replace(self.attempts.get(number, AttemptHistory(attempt=number)), **changes)
+        self.attempts[number] = attempt
+        return attempt
 
-    def _cycle(self, epoch: Epoch) -> CycleHistory:
-        return self.cycles.setdefault(epoch, CycleHistory(epoch=epoch))
+    def _cycle(self, epoch: Epoch, **changes: Any) -> None:
+        self.cycles[epoch] = replace(self.cycles.get(epoch, CycleHistory(epoch=epoch)), **changes)
 
     def _state(self, state: RunState) -> None:
         if self.values.get("state") not in (RunState.COMPLETED, RunState.HELD, RunState.FAILED):
@@ -230,57 +232,62 @@ class _Replay:
         self.values["world_size"] = _int(data.get("world_size"))
 
     def on_attempt_intent(self, event: Event, data: dict[str, Any]) -> None:
-        attempt = self._attempt(_int(data.get("attempt")) or event.epoch.attempt)
-        attempt.nonce = _text(data.get("nonce"))
-        attempt.launcher = _text(data.get("launcher"))
-        attempt.exclude = _texts(data.get("exclude"))
-        attempt.intent_unix = event.unix
+        self._attempt(
+            _int(data.get("attempt")) or event.epoch.attempt,
+            nonce=_text(data.get("nonce")),
+            launcher=_text(data.get("launcher")),
+            exclude=_texts(data.get("exclude")),
+            intent_unix=event.unix,
+        )
         self._state(RunState.LAUNCHING)
 
     def on_attempt_submitted(self, event: Event, data: dict[str, Any]) -> None:
-        attempt = self._attempt(_int(data.get("attempt")) or event.epoch.attempt)
         job_id = data.get("job_id")
-        attempt.job_id = None if job_id is None else str(job_id)
-        attempt.pid = _int(data.get("pid"))
+        number = _int(data.get("attempt")) or event.epoch.attempt
+        self._attempt(number, job_id=None if job_id is None else str(job_id), pid=_int(data.get("pid")))
 
     def on_attempt_started(self, event: Event, data: dict[str, Any]) -> None:
-        self._attempt(event.epoch.attempt).started_unix = event.unix
+        self._attempt(event.epoch.attempt, started_unix=event.unix)
         self._state(RunState.STARTING)
 
     def on_attempt_ended(self, event: Event, data: dict[str, Any]) -> None:
-        attempt = self._attempt(_int(data.get("attempt")) or event.epoch.attempt)
-        if attempt.outcome is not None:
+        number = _int(data.get("attempt")) or event.epoch.attempt
+        before = self._attempt(number)
+        if before.outcome is not None:
             return  # the supervisor's own word stands against a later "lost" of a controller
-        attempt.outcome = _text(data.get("outcome"))
-        attempt.reason = _text(data.get("reason")) or ""
-        attempt.rule = _text(data.get("rule"))
-        attempt.ended_unix = event.unix
-        if attempt.num_cycles == 0 and attempt.outcome in ("lost", "continue"):
+        outcome = _text(data.get("outcome"))
+        words = {"reason": _text(data.get("reason")) or "", "rule": _text(data.get("rule"))}
+        self._attempt(number, outcome=outcome, ended_unix=event.unix, **words)
+        if before.num_cycles == 0 and outcome in ("lost", "continue"):
             self.idle_cycles += 1
-        if attempt.outcome == "lost":
+        if outcome == "lost":
             self._restarting()
         self._state(RunState.STOPPED)
 
     def on_cycle_started(self, event: Event, data: dict[str, Any]) -> None:
-        cycle = self._cycle(event.epoch)
-        cycle.nodes = _texts(data.get("nodes"))
-        cycle.resume_from = _text(data.get("resume_from"))
-        cycle.started_unix = event.unix
-        self._attempt(event.epoch.attempt).num_cycles += 1
+        self._cycle(
+            event.epoch,
+            nodes=_texts(data.get("nodes")),
+            resume_from=_text(data.get("resume_from")),
+            started_unix=event.unix,
+        )
+        self._attempt(event.epoch.attempt, num_cycles=self._attempt(event.epoch.attempt).num_cycles + 1)
         self.idle_cycles += 1
         self._state(RunState.STARTING)
 
     def on_cycle_running(self, event: Event, data: dict[str, Any]) -> None:
-        self._cycle(event.epoch).running_step = _int(data.get("step"))
+        self._cycle(event.epoch, running_step=_int(data.get("step")))
         self.values["ever_stepped"] = True
         self._state(RunState.RUNNING)
 
     def on_cycle_ended(self, event: Event, data: dict[str, Any]) -> None:
-        cycle = self._cycle(event.epoch)
-        cycle.outcome = _text(data.get("outcome"))
-        cycle.exit_code = _int(data.get("exit_code"))
-        cycle.last_step = _int(data.get("step"))
-        cycle.ended_unix = event.unix
+        self._cycle(
+            event.epoch,
+            outcome=_text(data.get("outcome")),
+            exit_code=_int(data.get("exit_code")),
+            last_step=_int(data.get("step")),
+            ended_unix=event.unix,
+        )
 
     def on_incident(self, event: Event, data: dict[str, Any]) -> None:
         incident = IncidentHistory(
