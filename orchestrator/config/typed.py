@@ -1,9 +1,9 @@
 """Reading nodes by the type of the field that receives them.
 
-    `no` for a bool field is false, for a text field it is the text "no"; `010` is ten or "010"; `1e-4` is a float or text.
+    `no` for a bool field is false, for a text field the text "no"; `010` is ten or "010"; `1e-4` is a float or text.
 
-A model is a pydantic class (BaseModel, or pydantic dataclass where a field bears a name BaseModel keeps for itself). All
-problems of a mapping are collected: what could not be read leaves a hole, and pydantic still judges everything else.
+A model is a pydantic class (BaseModel, or pydantic dataclass where a field bears a name BaseModel keeps for itself).
+All problems of a mapping are collected: what could not be read leaves a hole, and pydantic judges everything else.
 
 This file exists twice, byte for byte (trainer and orchestrator share no code; a contract test compares them).
 """
@@ -120,11 +120,22 @@ def read_model(node: Node, model: Any, path: str, into: Reading) -> Any:
         return model(**values)
     except ValidationError as error:
         bad = _note_invalid(error, node, values, path, into)
-    defaults = {
-        name: info.get_default(call_default_factory=False) for name, info in fields.items() if not info.is_required()
-    }
-    good = {key: value for key, value in values.items() if key not in bad and value is not HOLE}
-    return Partial(defaults | good)
+    defaults = {name: info.get_default() for name, info in fields.items() if _has_plain_default(info)}
+    good = {key: value for key, value in values.items() if key not in bad or _is_readable_part(value)}
+    rest = {key: value for key, value in defaults.items() if key not in values}
+    return Partial(rest | good)
+
+
+def _is_readable_part(value: Any) -> bool:
+    """A section (or list of sections) of which at least something could be read."""
+    if isinstance(value, list):
+        return any(isinstance(item, Partial) for item in value)
+    return isinstance(value, Partial)
+
+
+def _has_plain_default(info: FieldInfo) -> bool:
+    """A default that does not depend on other values."""
+    return not info.is_required() and info.default_factory is None
 
 
 def _note_invalid(error: ValidationError, node: Mapping, values: dict[str, Any], path: str, into: Reading) -> set[str]:
@@ -254,7 +265,7 @@ def _read_scalar(node: Node, annotation: Any, path: str, into: Reading) -> Any:
 
 
 def scalar_value(text: str, annotation: type) -> bool | int | float | None:
-    """What the plain `text` means as bool, int or float; None when it is none. Leading zeros are decimal: 010 is ten."""
+    """What the plain `text` means as bool, int or float, None when it is none. Zeros may lead: 010 is ten."""
     if annotation is bool:
         word = text.lower()
         return True if word in _TRUE else False if word in _FALSE else None

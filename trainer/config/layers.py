@@ -43,9 +43,7 @@ def apply_overrides(root: Mapping, overrides: Iterable[str]) -> tuple[Mapping, t
         if isinstance(replaced, Mapping):
             root = replaced
         else:
-            problems.append(
-                _error(origin, key, "this names a place below a value that has no keys", "a key that exists")
-            )
+            problems.append(_error(origin, key, "this names a place below a single value", "a key that exists"))
     return root, tuple(problems)
 
 

@@ -16,7 +16,8 @@ from .layers import apply_overrides, merge, substitute_paths
 from .model import Config
 from .nanotron import translate
 from .problems import Problem, Severity, did_you_mean, format_problem, has_errors
-from .rules import judge
+from .rules import RULES, judge
+from .rules_data import DATA_RULES
 from .tree import to_json
 from .typed import Partial, Reading, fields_of, read_model
 from .yaml_loader import Mapping, load_file
@@ -98,7 +99,7 @@ def _own_sections(merged: Mapping) -> tuple[Config | Partial | None, list[Proble
     tree = replace(tree, entries={key: node for key, node in tree.entries.items() if key not in unknown})
     config = read_model(tree, Config, "", reading)
     problems += reading.problems
-    problems += judge(config, tree)
+    problems += judge(config, tree, (*RULES, *DATA_RULES))
     return config, problems
 
 

@@ -6,8 +6,8 @@
     ├── optimizer ── optimizer_factory, learning_rate_scheduler
     └── data | data_stages ── dataset, validation
 
-Sizes of an axis are the bare axis name (dp, pp, tp, cp). A default here is what a missing key means. Facts that follow from
-several keys are properties of `Config`; whether the values make sense together is judged in `rules.py`.
+Sizes of an axis are the bare axis name (dp, pp, tp, cp). A default here is what a missing key means. Facts that follow
+from several keys are properties of `Config`; whether the values make sense together is judged in `rules.py`.
 """
 
 from typing import Annotated, Literal
@@ -55,7 +55,7 @@ def _even_head_dim(given: dict[str, int]) -> int:
 
 
 class ModelConfig(Section):
-    """The architecture, in Hugging Face's words (LlamaConfig). Missing kv heads: all heads; head_dim: hidden / heads."""
+    """The architecture in Hugging Face's words. Missing: kv heads = heads (no grouping), head_dim = hidden / heads."""
 
     model_type: Literal["llama"] = "llama"
     hidden_size: Positive
@@ -75,6 +75,16 @@ class ModelConfig(Section):
     eos_token_id: Natural | None = None
     pad_token_id: Natural | None = None
     attention_dropout: Unit = 0.0
+
+    @property
+    def kv_heads(self) -> int:
+        """K."""
+        return self.num_key_value_heads
+
+    @property
+    def head_size(self) -> int:
+        """d."""
+        return self.head_dim
 
 
 class InitMethod(Section):

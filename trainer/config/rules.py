@@ -1,11 +1,290 @@
-"""Judgements over several values of a config: named pure rules."""
+"""Judgements over several values of a config. A rule is a pure function: values in, findings out; all rules are asked.
 
+    Partial sections (something in them could not be read) are judged as far as their values go: a rule that needs a
+    missing value raises MissingValue and has nothing to say.
+
+Data rules stand in `rules_data.py`. Nothing here looks at this machine; that is `here.py`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from .problems import Problem
-from .yaml_loader import Mapping
+from trainer.schedules import decay_start, decay_steps, lr_at
+
+from .problems import Problem, Severity
+from .typed import MissingValue, child_of, lookup
+from .yaml_loader import Mapping, Node
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def judge(config: Any, tree: Mapping) -> list[Problem]:
-    """Findings of all rules, each at the line of the key it is about."""
-    return []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A rule's verdict about one key; the line is found afterwards."""
+
+    key: str
+    message: str
+    found: str | None = None
+    expected: str | None = None
+    severity: Severity = Severity.ERROR
+
+
+Given = Callable[[str], bool]
+Rule = Callable[[Any, Given], Iterator[Finding]]
+
+
+def judge(config: Any, tree: Mapping, rules: tuple[Rule, ...]) -> list[Problem]:
+    """Findings of all `rules` about `config` (a Config or a Partial), each at the line of its key in `tree`."""
+    problems: list[Problem] = []
+    for rule in rules:
+        try:
+            findings = list(rule(config, lambda path: is_given(tree, path)))
+        except MissingValue:
+            continue
+        problems += [locate(finding, tree) for finding in findings]
+    return problems
+
+
+def is_given(tree: Node, path: str) -> bool:
+    """Whether the config says anything at `path`."""
+    node: Node | None = tree
+    for part in path.split("."):
+        node = None if node is None else child_of(node, part)
+    return node is not None
+
+
+def locate(finding: Finding, tree: Mapping) -> Problem:
+    """The finding with file and line of its key, or of the nearest section that exists."""
+    node = lookup(tree, finding.key)
+    line = 0 if node is tree else node.line
+    return Problem(
+        severity=finding.severity,
+        file=node.file,
+        line=line,
+        key=finding.key,
+        found=finding.found,
+        expected=finding.expected,
+        message=finding.message,
+    )
+
+
+def run_name(c: Any, given: Given) -> Iterator[Finding]:
+    """The run's name is a directory, a job name and a metric label."""
+    if not RUN_NAME.fullmatch(c.general.run):
+        expected = "letters, digits, '.', '_' and '-', a letter or digit first, at most 100"
+        yield Finding(key="general.run", message="not usable as a run's name", found=c.general.run, expected=expected)
+
+
+def project_name(c: Any, given: Given) -> Iterator[Finding]:
+    if not c.general.project.isprintable():
+        found = repr(c.general.project)
+        yield Finding(
+            key="general.project", message="holds control characters", found=found, expected="one line of text"
+        )
+
+
+def starts_at_zero(c: Any, given: Given) -> Iterator[Finding]:
+    if c.general.step:
+        why = "ignored: where a run goes on from is decided by its checkpoints"
+        yield Finding(key="general.step", message=why, found=str(c.general.step), severity=Severity.WARNING)
+
+
+def heads_over_tp(c: Any, given: Given) -> Iterator[Finding]:
+    """Each tp rank owns whole heads and whole kv heads."""
+    tp, heads, kv = c.parallelism.tp, c.model.model_config.num_attention_heads, c.model.model_config.num_key_value_heads
+    if heads % tp or kv % tp:
+        fits = divisors(math.gcd(heads, kv, c.model.model_config.intermediate_size))
+        yield Finding(
+            key="parallelism.tp",
+            message=f"{heads} heads and {kv} kv heads cannot be shared out over tp = {tp}",
+            found=str(tp),
+            expected=f"tp one of {', '.join(map(str, fits))}",
+        )
+
+
+def ffn_over_tp(c: Any, given: Given) -> Iterator[Finding]:
+    tp, ffn = c.parallelism.tp, c.model.model_config.intermediate_size
+    if ffn % tp:
+        key = "model.model_config.intermediate_size"
+        yield Finding(key=key, message=f"not divisible by tp = {tp}", found=str(ffn), expected=f"a multiple of {tp}")
+
+
+def kv_groups(c: Any, given: Given) -> Iterator[Finding]:
+    heads, kv = c.model.model_config.num_attention_heads, c.model.model_config.num_key_value_heads
+    if heads % kv:
+        expected = f"one of {', '.join(map(str, divisors(heads)))}"
+        message = f"{heads} heads cannot share {kv} kv heads evenly"
+        yield Finding(key="model.model_config.num_key_value_heads", message=message, found=str(kv), expected=expected)
+
+
+def head_size(c: Any, given: Given) -> Iterator[Finding]:
+    model = c.model.model_config
+    key = "model.model_config.head_dim"
+    if not given(key) and model.hidden_size % model.num_attention_heads:
+        message = f"hidden_size {model.hidden_size} is no multiple of {model.num_attention_heads} heads"
+        yield Finding(key="model.model_config.hidden_size", message=message, expected="a multiple, or head_dim given")
+    elif model.head_dim % 2:
+        message = "rotary positions turn pairs: the head size must be even"
+        yield Finding(key=key, message=message, found=str(model.head_dim), expected="an even number")
+
+
+def layers_over_pp(c: Any, given: Given) -> Iterator[Finding]:
+    layers, pp = c.model.model_config.num_hidden_layers, c.parallelism.pp
+    if layers < pp:
+        message = f"{layers} layers cannot fill {pp} pipeline stages"
+        yield Finding(key="parallelism.pp", message=message, found=str(pp), expected=f"at most {layers}")
+
+
+def activation(c: Any, given: Given) -> Iterator[Finding]:
+    name = c.model.model_config.hidden_act
+    if name != "silu":
+        message = "this activation is not offered"
+        yield Finding(key="model.model_config.hidden_act", message=message, found=name, expected="silu")
+
+
+def no_dropout(c: Any, given: Given) -> Iterator[Finding]:
+    rate = c.model.model_config.attention_dropout
+    if rate > 0:
+        message = "pretraining here uses no dropout"
+        yield Finding(key="model.model_config.attention_dropout", message=message, found=str(rate), expected="0")
+
+
+def special_tokens(c: Any, given: Given) -> Iterator[Finding]:
+    model = c.model.model_config
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        token = getattr(model, name)
+        if token is not None and token >= model.vocab_size:
+            expected = f"below vocab_size = {model.vocab_size}"
+            message = "outside the vocabulary"
+            yield Finding(key=f"model.model_config.{name}", message=message, found=str(token), expected=expected)
+
+
+def length_within_positions(c: Any, given: Given) -> Iterator[Finding]:
+    length, limit = c.tokens.sequence_length, c.model.model_config.max_position_embeddings
+    if length > limit:
+        expected = f"at most max_position_embeddings = {limit}"
+        message = "longer than the model says it can read"
+        yield Finding(key="tokens.sequence_length", message=message, found=str(length), expected=expected)
+
+
+def axes_not_offered(c: Any, given: Given) -> Iterator[Finding]:
+    mesh = c.parallelism
+    for key, what in (("cp", "context parallelism"), ("expert_parallel_size", "expert parallelism")):
+        degree = getattr(mesh, key)
+        if degree > 1:
+            yield Finding(key=f"parallelism.{key}", message=f"{what} is not offered", found=str(degree), expected="1")
+
+
+def zero_stages(c: Any, given: Given) -> Iterator[Finding]:
+    stage = c.optimizer.zero_stage
+    if stage > 1:
+        message = f"ZeRO-{stage} is not offered: under a pipeline it costs a reduce-scatter per micro-batch"
+        message = message if stage in (2, 3) else "there is no such stage"
+        yield Finding(key="optimizer.zero_stage", message=message, found=str(stage), expected="0 or 1")
+
+
+def tp_mode(c: Any, given: Given) -> Iterator[Finding]:
+    if c.parallelism.tp_mode == "REDUCE_SCATTER" and c.parallelism.tp > 1:
+        message = "sequence parallelism is not offered; runs as ALL_REDUCE: the same numbers, more memory"
+        yield Finding(key="parallelism.tp_mode", message=message, found="REDUCE_SCATTER", severity=Severity.WARNING)
+
+
+def bubble(c: Any, given: Given) -> Iterator[Finding]:
+    """Fewer micro-batches than stages run right, but most of the step is spent waiting: (p-1)/(m+p-1) of it."""
+    p, m = c.parallelism.pp, c.tokens.batch_accumulation_per_replica
+    if p > 1 and m < p:
+        idle = (p - 1) / (m + p - 1)
+        message = f"{m} micro-batches keep {p} stages (parallelism.pp) idle for {idle:.0%} of each step"
+        key = "tokens.batch_accumulation_per_replica"
+        yield Finding(key=key, message=message, expected=f"at least {p}, better {4 * p}", severity=Severity.WARNING)
+
+
+def wide_gradients(c: Any, given: Given) -> Iterator[Finding]:
+    if not c.optimizer.accumulate_grad_in_fp32 and c.model.dtype == "bfloat16":
+        message = "gradients are always accumulated in fp32"
+        key = "optimizer.accumulate_grad_in_fp32"
+        yield Finding(key=key, message=message, found="false", severity=Severity.WARNING)
+
+
+def rate_order(c: Any, given: Given) -> Iterator[Finding]:
+    rate, base = c.optimizer.learning_rate_scheduler, "optimizer.learning_rate_scheduler"
+    if rate.min_decay_lr > rate.learning_rate:
+        message = f"higher than learning_rate = {rate.learning_rate:g}"
+        found = f"{rate.min_decay_lr:g}"
+        yield Finding(key=f"{base}.min_decay_lr", message=message, found=found, expected="at most that")
+    if decay_start(rate) < rate.lr_warmup_steps:
+        message = f"the decay would start inside the warm-up of {rate.lr_warmup_steps} steps"
+        found = str(rate.lr_decay_starting_step)
+        key = f"{base}.lr_decay_starting_step"
+        yield Finding(key=key, message=message, found=found, expected=f"at least {rate.lr_warmup_steps}")
+
+
+def rate_reaches_its_floor(c: Any, given: Given) -> Iterator[Finding]:
+    """A decay that outlasts the run never arrives; a common slip is to forget that warm-up comes before it."""
+    rate, steps, base = c.optimizer.learning_rate_scheduler, c.tokens.train_steps, "optimizer.learning_rate_scheduler"
+    end = decay_start(rate) + decay_steps(rate, train_steps=steps)
+    final = lr_at(steps, rate, train_steps=steps)
+    if rate.lr_warmup_steps >= steps:
+        message = f"the warm-up lasts as long as the run: the last step has a learning rate of {final:.4g}"
+        found = f"{rate.lr_warmup_steps} of {steps} steps"
+        key = f"{base}.lr_warmup_steps"
+        yield Finding(key=key, message=message, found=found, severity=Severity.WARNING)
+    elif end > steps:
+        key = f"{base}.lr_decay_steps" if given(f"{base}.lr_decay_steps") else f"{base}.lr_decay_starting_step"
+        left = max(0, steps - decay_start(rate))
+        yield Finding(
+            key=key,
+            message=f"the decay ends at step {end:,}, after the last step {steps:,}: it stops at a learning rate of "
+            f"{final:.4g}, above min_decay_lr = {rate.min_decay_lr:.4g}",
+            found=str(decay_steps(rate, train_steps=steps)),
+            expected=f"at most {left}",
+            severity=Severity.WARNING,
+        )
+
+
+def saves_on_the_way(c: Any, given: Given) -> Iterator[Finding]:
+    interval, steps = c.checkpoints.checkpoint_interval, c.tokens.train_steps
+    if interval >= steps > 1:
+        message = f"no checkpoint before the last of {steps} steps: a fault at any time costs the whole run"
+        key = "checkpoints.checkpoint_interval"
+        yield Finding(key=key, message=message, found=str(interval), severity=Severity.WARNING)
+
+
+def checkpoints_have_their_place(c: Any, given: Given) -> Iterator[Finding]:
+    if c.checkpoints.checkpoints_path is not None:
+        message = "used only without a run directory; inside one, checkpoints have their fixed place"
+        found = c.checkpoints.checkpoints_path
+        yield Finding(key="checkpoints.checkpoints_path", message=message, found=found, severity=Severity.WARNING)
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors of n, ascending."""
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+RULES: tuple[Rule, ...] = (
+    run_name,
+    project_name,
+    starts_at_zero,
+    heads_over_tp,
+    ffn_over_tp,
+    kv_groups,
+    head_size,
+    layers_over_pp,
+    activation,
+    no_dropout,
+    special_tokens,
+    length_within_positions,
+    axes_not_offered,
+    zero_stages,
+    tp_mode,
+    bubble,
+    wide_gradients,
+    rate_order,
+    rate_reaches_its_floor,
+    saves_on_the_way,
+    checkpoints_have_their_place,
+)

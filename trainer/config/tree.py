@@ -87,6 +87,5 @@ def _entry(head: str, node: Node, depth: int) -> Iterator[str]:
 
 def _scalar(text: str, *, quoted: bool) -> str:
     """The text bare where YAML reads it back bare, else in double quotes (JSON's are YAML's)."""
-    return (
-        text if not quoted and _SAFE_PLAIN.fullmatch(text) and text != "-" and text[:3] != "---" else json.dumps(text)
-    )
+    bare = not quoted and _SAFE_PLAIN.fullmatch(text) and text not in ("-", "---", "...")
+    return text if bare else json.dumps(text)

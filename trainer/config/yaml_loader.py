@@ -1,8 +1,8 @@
 """The one YAML loader: text in, a tree that forgets nothing out.
 
-YAML 1.1 guesses types from spelling: `12:30:00` becomes 45000, `no` false, `010` eight, while `1e-4` stays text. Here the
-tree keeps each scalar's own text, whether it was quoted, and its line; the field that receives it decides what it means
-(`typed.py`). Refused: duplicate keys, tags, merge keys, keys that are no text, documents after the first, alias bombs.
+YAML 1.1 guesses types from spelling: `12:30:00` becomes 45000, `no` false, `010` eight, while `1e-4` stays text. Here
+the tree keeps each scalar's own text, whether it was quoted, and its line; the field that receives it decides what it
+means (`typed.py`). Refused: duplicate keys, tags, merge keys, keys that are no text, a second document, alias bombs.
 
     bytes ──decode──▶ text ──events (PyYAML's SafeLoader)──▶ Mapping | Sequence | Scalar
 
@@ -189,16 +189,14 @@ class _Builder:
             if isinstance(event, yaml.DocumentStartEvent):
                 seen += 1
                 if seen > 1:
-                    raise _Refused(
-                        line=event.start_mark.line + 1, message="a second document starts here", expected="one document"
-                    )
+                    raise _Refused(line=_line(event), message="a second document starts here", expected="one document")
                 first = next(events)
                 empty = isinstance(first, yaml.ScalarEvent) and first.value == "" and first.style is None
                 root = None if empty else self.node(first, events, (), None)
         return root
 
     def node(self, event: Any, events: Iterator[Any], path: tuple[str, ...], line: int | None) -> Node:
-        at = event.start_mark.line + 1 if line is None else line
+        at = _line(event) if line is None else line
         if isinstance(event, yaml.AliasEvent):
             return self.alias(event, path, at)
         self.count(1, at, path)
@@ -245,7 +243,7 @@ class _Builder:
         for event in events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
-            key_line = event.start_mark.line + 1
+            key_line = _line(event)
             key = self.key(event, path, key_line)
             child = self.node(next(events), events, (*path, key), key_line)
             if key == "<<":
@@ -263,6 +261,10 @@ class _Builder:
             raise _Refused(line=line, key=where, message="a list, mapping or alias stands as a key", expected="a word")
         self.check_tag(event, path, line)
         return str(event.value)
+
+
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
 
 
 def _size(node: Node) -> int:

@@ -1,0 +1,131 @@
+"""Memory of the fullest rank, estimated from the config alone. Pure; an estimate, and called so wherever it is shown.
+
+    parameters    compute dtype, this rank's share of tp and pp (a tied embedding on each stage that uses it)
+    gradients     fp32 (fp64 when computing in fp64), all of the rank's parameters
+    optimizer     master copy (fp32 and fp64 parameters are their own) and two moments; ZeRO-1 divides both by dp
+    activations   what backward needs of all micro-batches in flight on the stage, and the widest temporaries
+    logits        one chunk of the vocabulary-parallel cross-entropy, with the gradients computed along with it
+
+Dims: B micro-batch · T sequence · D hidden · F ffn · H heads · K kv heads · d head dim · V vocab.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainer.flops import Gpu
+from trainer.mesh.topology import Topology
+from trainer.pipeline.partition import layer_counts
+from trainer.spec import ParamSpec, head_cost, local_shape, param_specs, specs_on_stage
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+
+DTYPE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+
+# Tokens whose logits exist at one time.
+LOSS_CHUNK_TOKENS = 1024
+
+# What a process holds besides its tensors: CUDA context, NCCL buffers; and the share the allocator cannot use.
+FIXED_BYTES = 3 << 29
+USABLE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes of one rank by purpose."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.logits
+
+    def as_dict(self) -> dict[str, int]:
+        """The record's form, `total` included."""
+        parts = ("parameters", "gradients", "optimizer", "activations", "logits", "total")
+        return {name: int(getattr(self, name)) for name in parts}
+
+
+def rank_memory(config: "Config", *, micro_batch_size: int | None = None) -> RankMemory:
+    """The fullest rank of the mesh; `micro_batch_size` asks what another one would take."""
+    topology = topology_of(config)
+    specs = param_specs(config, topology)
+    size = config.tokens.micro_batch_size if micro_batch_size is None else micro_batch_size
+    stages = (_stage_memory(config, specs, stage, size) for stage in range(topology.pp))
+    return max(stages, key=lambda memory: memory.total)
+
+
+def topology_of(config: "Config") -> Topology:
+    """The mesh of a config."""
+    mesh = config.parallelism
+    return Topology(dp=mesh.dp, pp=mesh.pp, tp=mesh.tp, cp=mesh.cp)
+
+
+def _stage_memory(config: "Config", specs: tuple[ParamSpec, ...], stage: int, micro_batch_size: int) -> RankMemory:
+    mesh = config.parallelism
+    width = DTYPE_BYTES[config.compute_dtype]
+    wide = max(4, width)
+    numel = sum(math.prod(local_shape(spec, mesh.tp, 0)) for spec in specs_on_stage(specs, stage))
+    shards = mesh.dp if config.optimizer.zero_stage == 1 else 1
+    states = 3 if width < wide else 2
+    return RankMemory(
+        parameters=numel * width,
+        gradients=numel * wide,
+        optimizer=-(-numel * states * wide // shards),
+        activations=_activations(config, stage, micro_batch_size),
+        logits=_logits(config, micro_batch_size) if stage == mesh.pp - 1 else 0,
+    )
+
+
+def _activations(config: "Config", stage: int, micro_batch_size: int) -> int:
+    """Per layer and token: 4 D (both norms' inputs and outputs), 2 (H+K)·d (q, k, v, attention out), 4 F, of which tp
+    divides the last two (sequence parallelism is not used)."""
+    model, mesh = config.model.model_config, config.parallelism
+    tokens = micro_batch_size * config.tokens.sequence_length // mesh.cp
+    heads = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim // mesh.tp
+    ffn = model.intermediate_size // mesh.tp
+    layers = layer_counts(num_layers=model.num_hidden_layers, pp=mesh.pp, head_cost=head_cost(config))[stage]
+    in_flight = config.num_micro_batches
+    if mesh.pp_engine == "1f1b":
+        in_flight = min(in_flight, mesh.pp - stage)
+    saved = layers * (4 * model.hidden_size + heads + 4 * ffn) + model.hidden_size
+    temporary = 2 * model.hidden_size + 3 * ffn
+    return tokens * (saved * in_flight + temporary) * DTYPE_BYTES[config.compute_dtype]
+
+
+def _logits(config: "Config", micro_batch_size: int) -> int:
+    """Logits and their gradient of one chunk in at least fp32, and the gradient of the hidden states."""
+    model, mesh = config.model.model_config, config.parallelism
+    width = DTYPE_BYTES[config.compute_dtype]
+    tokens = micro_batch_size * config.tokens.sequence_length // mesh.cp
+    vocab = -(-model.vocab_size // mesh.tp)
+    return min(tokens, LOSS_CHUNK_TOKENS) * vocab * 2 * max(4, width) + tokens * model.hidden_size * width
+
+
+def usable_bytes(gpu: Gpu) -> int:
+    """What a rank's tensors may take on one GPU."""
+    return int((gpu.memory_bytes - FIXED_BYTES) * USABLE)
+
+
+def largest_micro_batch(config: "Config", available_bytes: int) -> int | None:
+    """The largest micro_batch_size whose estimate fits `available_bytes`; None when not even 1 does.
+
+    Memory grows linearly with the micro-batch, except for the loss chunk; so walk up by doubling, then bisect.
+    """
+    if rank_memory(config, micro_batch_size=1).total > available_bytes:
+        return None
+    fits, too_many = 1, 2
+    while too_many <= 1 << 16 and rank_memory(config, micro_batch_size=too_many).total <= available_bytes:
+        fits, too_many = too_many, too_many * 2
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if rank_memory(config, micro_batch_size=middle).total <= available_bytes:
+            fits = middle
+        else:
+            too_many = middle
+    return fits
