@@ -1,4 +1,4 @@
-"""Where this process stands: its rank, its run directory, its cycle. Read once from the command line and the environment.
+"""Where this process stands: its rank, its run directory, its cycle. Read once, from command line and environment.
 
 torchrun's words are used as they are (RANK, LOCAL_RANK, WORLD_SIZE). Without them the process is a world of one.
 

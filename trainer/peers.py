@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from trainer import comm
 from trainer.mesh.context import ParallelContext
@@ -35,10 +35,10 @@ def wait_for_peers(prefix: str, world_size: int, *, env: Mapping[str, str] = os.
         return True
     timeout = timedelta(seconds=FAREWELL_S)
     try:
-        store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False, timeout=timeout)
-        farewell = dist.PrefixStore(f"{prefix}/farewell", store)
+        store = TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False, timeout=timeout)
+        farewell = PrefixStore(f"{prefix}/farewell", store)
         if farewell.add("left", 1) == world_size:
-            farewell.set("all", b"1")
+            farewell.set("all", "1")
         farewell.wait(["all"], timeout)
     except RuntimeError:  # DistStoreError, DistNetworkError: a peer or the store is gone
         return False
