@@ -1,0 +1,360 @@
+"""The agent: one per node and attempt, alive over all cycles, parent of torchrun.
+
+    supervisor ──Start(7)──▶ read cycles/0007/cycle.json, check it, new shared memory, start torchrun
+               ◀──Report──── every beat: ranks' phases and steps, what is wrong with whom
+               ──Stop──────▶ stacks first, then SIGKILL everything of this node by nonce
+               ──Quit──────▶ the same without stacks, then exit
+
+It obeys one supervisor and decides nothing by itself, with one exception: when it has not heard from the supervisor for
+30 s it stops its ranks, with evidence, and exits, because ranks that nobody watches would hold the node for ever. It
+owns the signals: USR2 and TERM are passed up as a notice, never down to torchrun (which would kill its workers).
+"""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from orchestrator import agent_record, channel, proc, shm
+from orchestrator.agent_cycle import CycleRefused, NodeContext, NodeCycle, Prepared, prepare, read_trusted
+from orchestrator.agent_io import Worker
+from orchestrator.agent_messages import (
+    Alive,
+    Control,
+    Exited,
+    Hello,
+    Message,
+    Quit,
+    RankReport,
+    Refused,
+    Report,
+    Start,
+    Stop,
+    Stopped,
+    Verdict,
+    from_wire,
+    to_wire,
+)
+from orchestrator.agent_plan import AttemptPlan, parse_plan, poll_s
+from orchestrator.agent_stats import StatsKeeper, rank_reports
+from orchestrator.agent_watch import Durations
+from orchestrator.epochs import Epoch
+from orchestrator.errors import PawlError
+from orchestrator.records import Unreadable
+from orchestrator.rundir import RunPaths
+
+RECORD_EVERY_S = 10.0
+RECONNECT_EVERY_S = 0.5
+LOST_SUPERVISOR = 3
+
+
+class Agent:
+    """The agent's loop. `run` returns the exit code: 0 after Quit, 3 when the supervisor was lost."""
+
+    def __init__(
+        self, *, plan: AttemptPlan, context: NodeContext, address: tuple[str, int], key: bytes, own_address: str
+    ) -> None:
+        self._plan, self._context = plan, context
+        self._policy = plan.policy
+        self._address, self._key, self._own_address = address, key, own_address
+        self._connection: channel.Connection | None = None
+        self._next_connect = 0.0
+        self._cycle: NodeCycle | None = None
+        self._cycle_number = 0
+        self._exit_said = False
+        self._stopping: Stop | None = None
+        self._called_off = 0
+        self._durations = Durations()
+        self.stats = StatsKeeper()
+        self._jobs, self._floor = Worker("agent-jobs"), Worker("agent-record")
+        self._verdicts: list[Verdict] = []
+        self._signal: str | None = None
+        self._record_seq = 0
+        self._quit: str | None = None
+        self.metrics_port: int | None = None
+        now = time.monotonic()
+        self._heard = self._looked = self._boot = now
+        self._next_report = self._next_record = now
+        self._late = False
+
+    def note_signal(self, number: int, _frame: FrameType | None) -> None:
+        """A signal handler: remember it for the next report, nothing else."""
+        self._signal = signal.Signals(number).name
+
+    def run(self) -> int:
+        """Until Quit or until the supervisor is lost; nothing of this node runs afterwards."""
+        while self._quit is None:
+            channel.wait(self._connection, timeout_s=poll_s(self._policy))
+            now = time.monotonic()
+            self._notice_lateness(now)
+            self._talk(now)
+            self._finish_jobs(now)
+            self._watch(now)
+            if now >= self._next_report:
+                self._report(now)
+            if now - self._heard > self._plan.supervisor_lost_s:
+                return self._orphaned(now)
+        self._leave()
+        return 0
+
+    def _notice_lateness(self, now: float) -> None:
+        gap, self._looked = now - self._looked, now
+        self._late = gap > self._policy.late_intervals * self._policy.beat_interval_s
+        if self._late and self._cycle is not None:
+            self._cycle.forgive(gap)
+
+    def _talk(self, now: float) -> None:
+        if self._connection is None or self._connection.closed is not None:
+            self._connect(now)
+        if self._connection is None:
+            return
+        for body in self._connection.receive():
+            self._heard = now
+            message = from_wire(body)
+            if isinstance(message, Unreadable):
+                print(f"agent {self._context.node}: message ignored: {message.why}", flush=True)
+            else:
+                self._obey(message, now)
+        if self._connection.closed is not None:
+            print(f"agent {self._context.node}: connection ended: {self._connection.closed}", flush=True)
+
+    def _connect(self, now: float) -> None:
+        if now < self._next_connect:
+            return
+        self._next_connect = now + RECONNECT_EVERY_S
+        try:
+            self._connection = channel.connect(self._address, key=self._key, timeout_s=RECONNECT_EVERY_S)
+        except OSError as error:
+            self._connection = None
+            print(f"agent {self._context.node}: no supervisor at {self._address}: {error}", flush=True)
+            return
+        self._say(
+            Hello(
+                node=self._context.node,
+                pid=os.getpid(),
+                attempt=self._context.attempt,
+                address=self._own_address,
+                metrics_port=self.metrics_port,
+                cycle=self._cycle_number if self._cycle is not None else 0,
+            )
+        )
+        self._next_report = now
+
+    def _say(self, message: Message) -> None:
+        if self._connection is not None:
+            self._connection.send(to_wire(message))
+
+    def _obey(self, message: Message, now: float) -> None:
+        match message:
+            case Start():
+                self._begin(message.cycle)
+            case Control() if self._cycle is not None and message.cycle == self._cycle.number:
+                self._cycle.memory.write_control(shm.ControlWord[message.word.upper()])
+            case Stop():
+                self._stop(message, now)
+            case Quit():
+                self._quit = message.why
+            case Alive():
+                return
+            case _:
+                print(f"agent {self._context.node}: {type(message).__name__} does not fit now; ignored", flush=True)
+
+    def _begin(self, number: int) -> None:
+        if self._cycle is not None or self._stopping is not None:
+            self._say(Refused(cycle=number, why=f"cycle {self._cycle_number} still runs on {self._context.node}"))
+            return
+        self._cycle_number = number
+        self._jobs.submit("prepare", lambda: prepare(self._context, number))
+
+    def _stop(self, order: Stop, now: float) -> None:
+        if self._stopping is not None:
+            return
+        cycle = self._cycle
+        if cycle is None or order.cycle != cycle.number:
+            # Its start may still be waiting for the file system: it must not come up after this answer.
+            self._called_off = max(self._called_off, order.cycle)
+            self._say(Stopped(cycle=order.cycle, seconds=0.0, killed=0, remaining=0))
+            return
+        self._stopping = order
+        self._jobs.submit("stop", lambda: cycle.stop(with_evidence=order.evidence, now=now))
+
+    def _finish_jobs(self, now: float) -> None:
+        self._floor.results()
+        for result in self._jobs.results():
+            if isinstance(result.error, PawlError | OSError):
+                self._say(Refused(cycle=self._cycle_number, why=str(result.error)))
+            elif result.error is not None:
+                raise result.error
+            elif isinstance(result.value, Prepared):
+                self._start(result.value, now)
+            elif isinstance(result.value, Stopped):
+                self._close_cycle()
+                self._say(result.value)
+
+    def _start(self, prepared: Prepared, now: float) -> None:
+        if prepared.cycle.epoch.cycle <= self._called_off:
+            return
+        try:
+            self._cycle = NodeCycle(self._context, prepared, self._durations, now=now)
+        except CycleRefused as error:
+            self._say(Refused(cycle=prepared.cycle.epoch.cycle, why=str(error)))
+            return
+        self._exit_said = False
+        self._verdicts = []
+        self._next_report = now
+
+    def _close_cycle(self) -> None:
+        cycle, self._cycle, self._stopping = self._cycle, None, None
+        if cycle is not None:
+            cycle.code()
+            self.stats.close()
+            cycle.close()
+        proc.reap()
+
+    def _watch(self, now: float) -> None:
+        cycle = self._cycle
+        if cycle is None:
+            return
+        if self._stopping is None:
+            if not self._late and (found := cycle.look(now)):
+                self._verdicts += found
+                self._next_report = now
+            self.stats.look(cycle.memory, cycle.prepared.cycle.epoch)
+            proc.reap(frozenset({cycle.torchrun.pid}))
+        code = cycle.code()
+        if code is not None and self._stopping is None and not self._exit_said:
+            self._exit_said = True
+            self._report(now)
+            self._say(Exited(cycle=cycle.number, code=code, failed=cycle.failed() if code else ()))
+
+    def _report(self, now: float) -> None:
+        self._next_report = now + self._policy.beat_interval_s
+        cycle = self._cycle
+        running = cycle is not None and cycle.code() is None
+        ranks = () if cycle is None else rank_reports(cycle, self.stats, self._policy, now)
+        self._say(
+            Report(
+                cycle=0 if cycle is None else cycle.number,
+                running=running,
+                ranks=ranks,
+                verdicts=tuple(self._verdicts),
+                p99_s=self._durations.all_p99_s(),
+                signal=self._signal,
+                late=self._late,
+            )
+        )
+        if now >= self._next_record and self._floor.pending == 0:
+            self._next_record = now + min(RECORD_EVERY_S, 2 * self._policy.beat_interval_s)
+            self._record(ranks, running)
+
+    def _record(self, ranks: tuple[RankReport, ...], running: bool) -> None:
+        self._record_seq += 1
+        record = agent_record.NodeRecord(
+            seq=self._record_seq,
+            node=self._context.node,
+            host=socket.gethostname(),
+            agent_pid=os.getpid(),
+            epoch=Epoch(self._context.attempt, 1, self._cycle_number),
+            unix=time.time(),
+            running=running,
+            ranks=tuple(_place(rank) for rank in ranks),
+        )
+        path = self._context.paths.beat(self._context.attempt, self._context.node)
+        self._floor.submit("record", lambda: agent_record.write_record(path, record))
+
+    def _orphaned(self, now: float) -> int:
+        print(
+            f"agent {self._context.node}: no word from the supervisor for {now - self._heard:.1f} s; "
+            "stopping the ranks of this node with evidence and leaving.",
+            flush=True,
+        )
+        if self._cycle is not None:
+            self._cycle.stop(with_evidence=True, now=now)
+        self._leave()
+        return LOST_SUPERVISOR
+
+    def _leave(self) -> None:
+        proc.kill_all(lambda: proc.find(nonce=self._context.nonce, node=self._context.node))
+        self._close_cycle()
+        if self._connection is not None:
+            self._connection.close("the agent leaves")
+
+
+def _place(rank: RankReport) -> agent_record.RankPlace:
+    quiet_s = round(rank.quiet_s, 2)
+    return agent_record.RankPlace(rank=rank.rank, pid=rank.pid, phase=rank.phase, step=rank.step, quiet_s=quiet_s)
+
+
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
+    own, _, command = _split(argv)
+    parser = argparse.ArgumentParser(prog="python -m orchestrator agent", description="One node's agent of an attempt.")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--connect", required=True, metavar="HOST:PORT")
+    parser.add_argument("--key-file", type=Path, required=True)
+    parser.add_argument("--address", default="127.0.0.1", help="where other nodes reach this one")
+    return parser.parse_args(own), tuple(command)
+
+
+def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
+    if "--" not in argv:
+        return argv, False, []
+    at = argv.index("--")
+    return argv[:at], True, argv[at + 1 :]
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """("node1", 4711) of "node1:4711". Raises PawlError for anything else (S9: an endpoint without a port)."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise PawlError(f"{text!r} is no HOST:PORT; an endpoint needs both.")
+    return host.strip("[]"), int(port)
+
+
+def build(argv: list[str]) -> Agent:
+    """The agent of a command line. Raises PawlError and OSError when what it needs cannot be read or trusted."""
+    options, command = _parse(argv)
+    paths = RunPaths(options.run_dir.absolute())
+    plan_file = paths.attempt(options.attempt) / "plan.json"
+    plan = parse_plan(read_trusted(plan_file))
+    if isinstance(plan, Unreadable):
+        raise PawlError(f"{plan_file} cannot be used: {plan.why}.")
+    context = NodeContext(
+        paths=paths,
+        attempt=options.attempt,
+        node=options.node,
+        nonce=plan.nonce,
+        command=command or plan.torchrun,
+        policy=plan.policy,
+        env=plan.env,
+        workdir=plan.workdir,
+    )
+    return Agent(
+        plan=plan,
+        context=context,
+        address=host_port(options.connect),
+        key=channel.read_key(options.key_file),
+        own_address=options.address,
+    )
+
+
+def main(argv: list[str], *, serve_metrics: Callable[[Agent], int | None] | None = None) -> int:
+    """`python -m orchestrator agent …`; the exit code."""
+    try:
+        agent = build(argv)
+        proc.become_subreaper()
+    except (PawlError, OSError) as error:
+        print(f"agent: {error}", file=sys.stderr, flush=True)
+        return 1
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, agent.note_signal)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if serve_metrics is not None:
+        agent.metrics_port = serve_metrics(agent)
+    return agent.run()
