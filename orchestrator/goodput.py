@@ -16,21 +16,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from orchestrator.counting import CycleFence, fences_of, survives
 from orchestrator.epochs import Epoch
 from orchestrator.goodput_tape import Account, Category, Tape
 from orchestrator.records import Event
+from orchestrator.rundir import CheckpointName
 from orchestrator.train_lines import StepLine, ValidationLine, finite
 
 _ENDS = {"done", "drained", "cancelled", "failed"}
 _CLOSES_CYCLE = {"attempt_ended", "attempt_started", "attempt_intent", "run_done", "run_held", "run_failed", "resumed"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fence:
-    """A cycle and the step it resumed from (0 = from the beginning): what makes earlier work count or not."""
-
-    epoch: Epoch
-    resume_step: int
 
 
 def account(
@@ -42,40 +36,25 @@ def account(
     return painter.tape.account()
 
 
-def fences(events: Iterable[Event]) -> tuple[Fence, ...]:
-    """Every cycle with the step that it resumed from, oldest first."""
-    found = [
-        Fence(epoch=event.epoch, resume_step=step_of(event.data.get("resume_from")))
-        for event in events
-        if event.kind == "cycle_started"
-    ]
-    return tuple(sorted(found, key=lambda fence: fence.epoch))
+def fences(events: Iterable[Event]) -> tuple[CycleFence, ...]:
+    """Every cycle of the ledger with the step that it resumed from, oldest first."""
+    return fences_of((e.epoch, _name(e.data.get("resume_from"))) for e in events if e.kind == "cycle_started")
 
 
-def step_of(name: object) -> int:
-    """The step in a checkpoint's name ("step-000000100.a0001g01c0001"); 0 for None: a start from the beginning."""
-    if not isinstance(name, str):
-        return 0
-    digits = name.removeprefix("step-").split(".", 1)[0]
-    return int(digits) if digits.isascii() and digits.isdigit() else 0
+def _name(resume_from: object) -> str | None:
+    return None if resume_from is None else str(resume_from)
 
 
-def covered_step(events: Iterable[Event], cycles: Sequence[Fence]) -> int:
+def covered_step(events: Iterable[Event], cycles: tuple[CycleFence, ...]) -> int:
     """The newest step that a committed, not quarantined checkpoint holds and that no later cycle went back before."""
-    committed: dict[str, tuple[Epoch, int]] = {}
+    committed: set[CheckpointName] = set()
     for event in events:
-        name = event.data.get("name")
-        if event.kind == "checkpoint_committed" and isinstance(name, str):
-            writer = Epoch.parse(name.partition(".")[2]) or event.epoch
-            committed[name] = (writer, step_of(name))
-        elif event.kind == "checkpoint_quarantined" and isinstance(name, str):
-            committed.pop(name, None)
-    return max((step for epoch, step in committed.values() if survives(epoch, step, cycles)), default=0)
-
-
-def survives(epoch: Epoch, step: int, cycles: Sequence[Fence]) -> bool:
-    """True when no cycle later than `epoch` resumed from before `step`: the work, or the checkpoint, still counts."""
-    return all(fence.resume_step >= step for fence in cycles if fence.epoch > epoch)
+        name = CheckpointName.parse(str(event.data.get("name")))
+        if name is not None and event.kind == "checkpoint_committed":
+            committed.add(name)
+        elif name is not None and event.kind == "checkpoint_quarantined":
+            committed.discard(name)
+    return max((name.step for name in committed if survives(name.epoch, name.step, cycles)), default=0)
 
 
 # --- one clock -----------------------------------------------------------------------------------------------------

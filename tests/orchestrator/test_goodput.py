@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_factory import STEP_S, T0, Story, clean, crash_loop, rough
 
+from orchestrator.counting import survives
 from orchestrator.epochs import Epoch
-from orchestrator.goodput import account, covered_step, fences, step_of, survives
+from orchestrator.goodput import account, covered_step, fences
 from orchestrator.goodput_tape import SETTLED, Account, Category
 from orchestrator.records import Event
 from orchestrator.train_lines import StepLine, ValidationLine, parse_step_lines
@@ -109,13 +110,6 @@ def test_a_later_cycle_fences_earlier_checkpoints() -> None:
     first = Epoch(1, 1, 1)
     assert survives(first, 20, cycles)
     assert not survives(first, 23, cycles)
-
-
-@pytest.mark.parametrize(
-    ("name", "step"), [(None, 0), ("step-000000100.a0001g01c0001", 100), ("junk", 0), ("step-x.y", 0), (7, 0)]
-)
-def test_step_of_names(name: object, step: int) -> None:
-    assert step_of(name) == step
 
 
 # --- properties ----------------------------------------------------------------------------------------------------
