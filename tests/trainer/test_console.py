@@ -1,0 +1,40 @@
+"""What a person sees of a step, and when; and the rates behind it."""
+
+import pytest
+from record_factory import line
+
+from trainer.console import is_due, short, step_text
+from trainer.throughput import StepCost, rates
+
+
+def test_a_step_in_one_line() -> None:
+    text = step_text(line(step=12, loss=5.12345, grad_norm=1.5, mfu=0.4123, save_s=1.234), train_steps=100)
+    assert text == (
+        "step 12/100 | loss 5.1235 | grad norm 1.500 | lr 3.000e-04 | 2.05k tok/s | mfu 41.2 % | 1.02k tokens seen | "
+        "0.500 s (data 0.000 s) | checkpoint 1.23 s"
+    )
+
+
+def test_what_is_unknown_is_not_shown_as_zero() -> None:
+    text = step_text(line(loss=None, grad_norm=None, skipped="skip_window"), train_steps=9)
+    assert "loss – | grad norm –" in text
+    assert "mfu" not in text
+    assert text.endswith("skipped: skip_window")
+
+
+def test_first_last_and_every_interval_are_printed() -> None:
+    assert [step for step in range(1, 13) if is_due(step, interval=5, train_steps=12)] == [1, 5, 10, 12]
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (999, "999"), (1234, "1.23k"), (2.5e6, "2.5M"), (3e12, "3T")])
+def test_short(value: float, text: str) -> None:
+    assert short(value) == text
+
+
+def test_rates() -> None:
+    cost = StepCost(
+        tokens=1000, samples=10, flops=1e12, flops_full_attn=1.2e12, flops_megatron=1.1e12, peak_flops_per_s=1e13
+    )
+    rate = rates(cost, 0.5)
+    assert rate.tokens_per_s == 2000.0
+    assert (rate.mfu, rate.mfu_full_attn, rate.mfu_megatron) == pytest.approx((0.2, 0.24, 0.22))

@@ -1,0 +1,274 @@
+"""The loop with an engine of a few lines: order of phases, when it saves, what it counts, and how it stops."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.beat import CONTROL, CONTROL_AT, BeatWriter, Phase, Word, open_beats
+from trainer.checkpoint.state import RunState
+from trainer.control import Control
+from trainer.data.batch import StepBatch
+from trainer.errors import NonFiniteError
+from trainer.journal import Journal, validated
+from trainer.loop import LoopEnd, LoopPlan, TrainLoop, in_windows
+from trainer.records import Epoch
+from trainer.signals import DrainFlag
+from trainer.throughput import StepCost
+
+EPOCH = Epoch(attempt=1, generation=1, cycle=1)
+SAMPLES, TOKENS = 4, 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeResult:
+    loss: float
+    grad_norm: float = 1.0
+    num_valid: int = TOKENS
+    finite: bool = True
+    skipped: str | None = None
+    control_word: int = 0
+
+
+@dataclass
+class FakeEngine:
+    """Loss is a function of the samples seen; remembers what it was asked."""
+
+    asked: list[dict[str, float]] = field(default_factory=list)
+    after: Callable[[FakeResult], FakeResult] = lambda result: result
+    collective_seq: int = 0
+
+    def train_step(
+        self, batch: StepBatch, *, lr: float, weight_decay: float, adam_t: int, control_word: int
+    ) -> FakeResult:
+        self.collective_seq += 2
+        self.asked.append({"sample": batch.sample_ids[0], "lr": lr, "adam_t": adam_t})
+        return self.after(FakeResult(loss=10.0 / (1 + batch.sample_ids[0]), control_word=control_word))
+
+    def eval_loss(self, batch: StepBatch) -> tuple[float, int]:
+        return 2.0 * len(batch.sample_ids), len(batch.sample_ids)
+
+
+@dataclass
+class FakeLoader:
+    num_validation_samples: int = 0
+    read: list[int] = field(default_factory=list)
+
+    def batch(self, step_index0: int, consumed_samples: int) -> StepBatch:
+        self.read.append(step_index0 + 1)
+        return make_batch(range(consumed_samples, consumed_samples + SAMPLES))
+
+    def validation_batches(self) -> Iterator[StepBatch]:
+        for first in range(0, self.num_validation_samples, SAMPLES):
+            yield make_batch(range(first, first + SAMPLES))
+
+
+def make_batch(ids: range) -> StepBatch:
+    zeros = torch.zeros(1, len(ids), 8, dtype=torch.int64)
+    return StepBatch(input_ids_MBT=zeros, labels_MBT=zeros, position_ids_MBT=zeros, sample_ids=tuple(ids))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    name: str
+    bytes: int = 1000
+
+
+class Harness:
+    """A loop with its world, and what happened in it."""
+
+    def __init__(self, cycle_dir: Path, *, train_steps: int = 6, interval: int = 4, **parts: Any) -> None:
+        self.engine: FakeEngine = parts.get("engine", FakeEngine())
+        self.loader: FakeLoader = parts.get("loader", FakeLoader())
+        self.beats = open_beats(None, epoch=EPOCH, rank=0, local_rank=0)
+        self.saves: list[RunState] = []
+        self.phases: list[Phase] = []
+        self.drain = DrainFlag()
+        self.cycle_dir = cycle_dir
+        self.plan = LoopPlan(
+            epoch=EPOCH,
+            train_steps=train_steps,
+            checkpoint_interval=interval,
+            cost=StepCost(
+                tokens=TOKENS, samples=SAMPLES, flops=10.0, flops_full_attn=12.0, flops_megatron=11.0,
+                peak_flops_per_s=None,
+            ),
+            lr=lambda step: step / 100,
+            weight_decay=lambda step: 0.1,
+        )  # fmt: skip
+
+    def save(self, state: RunState) -> Saved:
+        assert self.beats.phase is Phase.SAVE
+        self.saves.append(state)
+        return Saved(name=f"step-{state.step:09d}.{EPOCH.text}")
+
+    def run(self, state: RunState | None = None, *, validate: bool = False) -> LoopEnd:
+        with Journal(self.cycle_dir, print_interval=1) as journal:
+            loop = TrainLoop(
+                engine=self.engine, loader=self.loader, plan=self.plan, beats=self.beats,
+                control=Control(self.beats, self.drain), journal=journal, save=self.save, memory=lambda: (7, 9),
+            )  # fmt: skip
+            end = loop.run(RunState() if state is None else state)
+            if validate:
+                loop.validate(end.state)
+            return end
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.cycle_dir / "train.jsonl").read_text().splitlines()]
+
+
+def ask(beats: BeatWriter, seq: int, word: Word) -> None:
+    CONTROL.pack_into(beats._memory, CONTROL_AT, seq, word)
+
+
+def test_trains_to_the_end_and_saves_at_the_interval_and_once_at_the_end(tmp_path: Path) -> None:
+    world = Harness(tmp_path)
+    end = world.run()
+    assert not end.drained
+    assert end.state == RunState(step=6, consumed_samples=24, consumed_tokens=192, adam_t=6)
+    assert [state.step for state in world.saves] == [4, 6]
+    assert end.checkpoint == "step-000000006.a0001g01c0001"
+    assert [line["step"] for line in world.lines()] == [1, 2, 3, 4, 5, 6]
+    assert [line["save_s"] is None for line in world.lines()] == [True, True, True, False, True, False]
+    assert [call["lr"] for call in world.engine.asked] == [step / 100 for step in range(1, 7)]
+
+
+def test_the_last_step_on_the_interval_is_saved_once(tmp_path: Path) -> None:
+    world = Harness(tmp_path, train_steps=8, interval=4)
+    world.run()
+    assert [state.step for state in world.saves] == [4, 8]
+
+
+def test_a_complete_run_does_nothing(tmp_path: Path) -> None:
+    """Megatron-LM#1310: a resume at the last step must neither train nor save."""
+    world = Harness(tmp_path)
+    end = world.run(RunState(step=6, consumed_samples=24, consumed_tokens=192, adam_t=6))
+    assert (end.drained, world.saves, world.engine.asked, world.lines()) == (False, [], [], [])
+
+
+def test_resume_asks_for_exactly_what_would_have_come(tmp_path: Path) -> None:
+    whole = Harness(tmp_path)
+    whole.run()
+    (tmp_path / "second").mkdir()
+    second = Harness(tmp_path / "second")
+    second.run(whole.saves[0])
+    assert second.engine.asked == whole.engine.asked[4:]
+    strip = ("step_time_s", "data_wait_s", "tokens_per_s", "unix", "save_s")
+    kept = [{key: value for key, value in line.items() if key not in strip} for line in second.lines()]
+    assert kept == [{k: v for k, v in line.items() if k not in strip} for line in whole.lines()[4:]]
+
+
+def test_a_window_consumes_samples_without_reading_or_updating(tmp_path: Path) -> None:
+    world = Harness(tmp_path, interval=100)
+    end = world.run(RunState(skip_windows=((2, 3), (5, 5))))
+    assert world.loader.read == [1, 4, 6]
+    assert [call["adam_t"] for call in world.engine.asked] == [1, 2, 3]
+    assert [call["sample"] for call in world.engine.asked] == [0, 12, 20]
+    assert (end.state.step, end.state.adam_t, end.state.consumed_samples) == (6, 3, 24)
+    skipped = [line for line in world.lines() if line["skipped"]]
+    assert [(line["step"], line["loss"], line["skipped"]) for line in skipped] == [
+        (2, None, "skip_window"), (3, None, "skip_window"), (5, None, "skip_window"),
+    ]  # fmt: skip
+    assert "nonfinite" not in skipped[0]
+    assert world.beats.stats.skipped_steps_total == 3
+
+
+def test_window_ends_are_included() -> None:
+    assert [in_windows(step, ((2, 3),)) for step in (1, 2, 3, 4)] == [False, True, True, False]
+
+
+def test_a_step_the_engine_skipped_does_not_move_adams_clock(tmp_path: Path) -> None:
+    engine = FakeEngine(after=lambda result: FakeResult(loss=math.nan, num_valid=0, skipped="no valid labels"))
+    world = Harness(tmp_path, train_steps=2, engine=engine)
+    assert world.run().state.adam_t == 0
+    assert [line["skipped"] for line in world.lines()] == ["no valid labels"] * 2
+
+
+def test_nonfinite_stops_before_the_step_counts(tmp_path: Path) -> None:
+    def third_is_nan(result: FakeResult) -> FakeResult:
+        return result if len(world.engine.asked) < 3 else FakeResult(loss=math.nan, grad_norm=math.nan, finite=False)
+
+    world = Harness(tmp_path)
+    world.engine.after = third_is_nan
+    with pytest.raises(NonFiniteError, match=r"Step 3 is not finite.*samples 8 to 11") as caught:
+        world.run()
+    assert caught.value.exit_code == 86
+    assert [line["step"] for line in world.lines()] == [1, 2]
+    assert world.beats.step == 2
+    assert (world.beats.stats.nonfinite_steps_total, world.saves) == (1, [])
+
+
+def test_save_is_done_at_this_border_and_training_goes_on(tmp_path: Path) -> None:
+    world = Harness(tmp_path, interval=100)
+
+    def ask_at_two(result: FakeResult) -> FakeResult:
+        if len(world.engine.asked) == 1:
+            ask(world.beats, 1, Word.SAVE)
+        return result
+
+    world.engine.after = ask_at_two
+    end = world.run()
+    assert (end.drained, [state.step for state in world.saves]) == (False, [2, 6])
+    assert world.beats._beat.control_ack == 1
+
+
+def test_drain_stops_at_the_next_border_with_a_checkpoint(tmp_path: Path) -> None:
+    world = Harness(tmp_path, interval=100)
+    ask(world.beats, 1, Word.DRAIN)
+    end = world.run()
+    assert end.drained
+    assert end.checkpoint == "step-000000001.a0001g01c0001"
+    assert [state.step for state in world.saves] == [1]
+    assert world.beats._beat.control_ack == 1
+
+
+def test_a_drain_on_the_interval_saves_once(tmp_path: Path) -> None:
+    world = Harness(tmp_path, interval=1)
+    world.drain.set(15, None)
+    assert world.run().drained
+    assert [state.step for state in world.saves] == [1]
+
+
+def test_a_drain_in_the_last_step_is_done(tmp_path: Path) -> None:
+    world = Harness(tmp_path, train_steps=1)
+    ask(world.beats, 1, Word.DRAIN)
+    end = world.run()
+    assert not end.drained
+    assert [state.step for state in world.saves] == [1]
+
+
+def test_stats_count_what_was_done(tmp_path: Path) -> None:
+    world = Harness(tmp_path)
+    world.run()
+    stats = world.beats.stats
+    assert (stats.steps_total, stats.samples_total, stats.tokens_total) == (6, 24, 192)
+    assert stats.model_flops_total == 60.0
+    assert (stats.checkpoint_saves_total, stats.checkpoint_last_step, stats.checkpoint_bytes) == (2, 6, 1000)
+    assert sum(stats.step_seconds_histogram) == 6
+    assert (stats.loss, stats.learning_rate) == (world.lines()[-1]["loss"], 0.06)
+    assert (stats.memory_allocated_bytes, stats.memory_peak_bytes) == (7, 9)
+    assert math.isnan(stats.mfu)
+
+
+def test_validation_is_a_mean_over_labels_and_is_found_again(tmp_path: Path) -> None:
+    cycle_dir = tmp_path / "attempts" / "0001" / "cycles" / "0001"
+    cycle_dir.mkdir(parents=True)
+    world = Harness(cycle_dir, loader=FakeLoader(num_validation_samples=8))
+    assert not validated(tmp_path, 6)
+    world.run(validate=True)
+    (line,) = (cycle_dir / "validation.jsonl").read_text().splitlines()
+    read = json.loads(line)
+    assert (read["step"], read["loss"], read["num_valid"], read["num_samples"]) == (6, 2.0, 8, 8)
+    assert (validated(tmp_path, 6), validated(tmp_path, 5)) == (True, False)
+
+
+def test_a_torn_validation_line_does_not_count(tmp_path: Path) -> None:
+    cycle_dir = tmp_path / "attempts" / "0001" / "cycles" / "0001"
+    cycle_dir.mkdir(parents=True)
+    (cycle_dir / "validation.jsonl").write_text('{"step": 6, "loss"')
+    assert not validated(tmp_path, 6)
