@@ -41,21 +41,14 @@ class PlannedStage:
 
 
 def planned_stages(config: "Config") -> tuple[PlannedStage, ...]:
-    """The stages of `data_stages`, or the one of `data`, in order of their first step (from 1)."""
-    stages: Sequence[Any] = getattr(config, "data_stages", None) or ()
-    if not stages:
-        assert config.data is not None
-        return (_planned(config.data.dataset, start_step=1),)
-    ordered = sorted(stages, key=lambda stage: stage.start_training_step)
-    return tuple(_planned(stage.data.dataset, start_step=stage.start_training_step) for stage in ordered)
-
-
-def _planned(dataset: Any, *, start_step: int) -> PlannedStage:
-    weights = dataset.dataset_weights
-    return PlannedStage(
-        start_step=start_step,
-        folders=tuple(dataset.dataset_folder),
-        weights=None if weights is None else tuple(float(weight) for weight in weights),
+    """The stages of the config in order of their first step (from 1)."""
+    return tuple(
+        PlannedStage(
+            start_step=stage.start_training_step,
+            folders=tuple(stage.data.dataset.dataset_folder),
+            weights=None if stage.data.dataset.dataset_weights is None else tuple(stage.data.dataset.dataset_weights),
+        )
+        for stage in config.stages
     )
 
 
@@ -104,17 +97,16 @@ class Loader:
         self.micro_batch_size = config.tokens.micro_batch_size
         self.num_micro_batches = config.tokens.batch_accumulation_per_replica
         self.global_batch_size = self.micro_batch_size * self.num_micro_batches * self.dp
-        self.vocab_size = config.model.model_config.vocab_size
+        self.vocab_size = config.model.model_config_.vocab_size
         stages = planned_stages(config)
         self.sources = tuple(TokenSource(Path(folder)) for folder in all_folders(stages))
-        data = config.data if config.data is not None else config.data_stages[0].data  # type: ignore[attr-defined]
-        self._validation, self._validation_ids = self._open_validation(data.validation)
+        self._validation, self._validation_ids = self._open_validation(config.stages[0].data.validation)
         check_sources((*self.sources, *self._validation), vocab_size=self.vocab_size)
         self.mixture = build_mixture(
             stages,
             num_samples=[self.samples_in(source) for source in self.sources],
             global_batch_size=self.global_batch_size,
-            seed=data.seed if data.seed is not None else config.general.seed,
+            seed=config.data_seed,
         )
 
     def samples_in(self, source: TokenSource) -> int:
