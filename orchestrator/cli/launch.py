@@ -1,0 +1,145 @@
+"""Commands that look at a config or start something: check, render, submit, resume, controller."""
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import (
+    ConfigArgument,
+    JsonFlag,
+    RunArgument,
+    RunsRootOption,
+    SetOption,
+    SiteOption,
+)
+
+LauncherOption = Annotated[
+    str | None,
+    typer.Option("--launcher", metavar="slurm|local", help="Who starts the processes [the config's, else slurm]."),
+]
+
+
+def check(
+    config: ConfigArgument,
+    overrides: SetOption = None,
+    here: Annotated[bool, typer.Option("--here", help="Paths and tools of this machine must be right, too.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Every value and where it comes from.")] = False,
+    site: SiteOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """All problems of a config at once, with the memory it needs. Exit code 2 when there are any.
+
+    \b
+    pawl check run.yaml
+    pawl check run.yaml --set parallelism.tp=4 --show
+    pawl check run.yaml --here          from the login node, before a submit
+    """
+    from orchestrator.cli import checking
+
+    code = checking.check_config(
+        config, overrides=tuple(overrides or ()), here=here, show=show, site=site, as_json=as_json
+    )
+    raise typer.Exit(code)
+
+
+def render(
+    config: ConfigArgument,
+    overrides: SetOption = None,
+    plain: Annotated[bool, typer.Option("--plain", help="The classical job without supervisor.")] = False,
+    runs_root: RunsRootOption = None,
+    site: SiteOption = None,
+) -> None:
+    """Print the batch script that a submit would hand to Slurm. Writes nothing.
+
+    \b
+    pawl render run.yaml
+    pawl render run.yaml --plain > job.sbatch
+    """
+    from orchestrator.cli import launching
+
+    script = launching.render_script(
+        config, overrides=tuple(overrides or ()), plain=plain, runs_root=runs_root, site=site
+    )
+    typer.echo(script, nl=False)
+
+
+def submit(
+    config: ConfigArgument,
+    launcher: LauncherOption = None,
+    overrides: SetOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and show everything, start nothing.")] = False,
+    watching: Annotated[bool, typer.Option("--watch", help="Watch the run afterwards.")] = False,
+    runs_root: RunsRootOption = None,
+    site: SiteOption = None,
+) -> None:
+    """Check the config, make the run directory, start the run.
+
+    \b
+    pawl submit run.yaml                       to Slurm
+    pawl submit run.yaml --launcher local      on this machine, with the GPUs it has
+    pawl submit run.yaml --dry-run
+    """
+    from orchestrator.cli import launching
+
+    code = launching.submit_config(
+        config,
+        launcher=launcher,
+        overrides=tuple(overrides or ()),
+        dry_run=dry_run,
+        watching=watching,
+        runs_root=runs_root,
+        site=site,
+    )
+    raise typer.Exit(code)
+
+
+def resume(
+    run: RunArgument,
+    overrides: SetOption = None,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the change.")] = "",
+    runs_root: RunsRootOption = None,
+    site: SiteOption = None,
+) -> None:
+    """Let a held, drained, cancelled or failed run go on, with changed values if asked.
+
+    \b
+    pawl resume demo
+    pawl resume demo --set recovery.spares=2 --why "two nodes are flaky"
+    pawl resume demo --set tokens.train_steps=20000
+    """
+    from orchestrator.cli import launching
+
+    code = launching.resume_run(run, overrides=tuple(overrides or ()), why=why, runs_root=runs_root, site=site)
+    raise typer.Exit(code)
+
+
+def controller(
+    once: Annotated[bool, typer.Option("--once", help="Look at every run once and end (for cron).")] = False,
+    observe: Annotated[bool, typer.Option("--observe", help="Decide and say, but change nothing.")] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option("--metrics-port", help="Serve metrics of all runs here.", min=1, max=65535)
+    ] = None,
+    runs_root: RunsRootOption = None,
+    site: SiteOption = None,
+) -> None:
+    """Keep all runs going: relaunch what ended early, until each run is done or held. Two at once are harmless.
+
+    \b
+    pawl controller --metrics-port 9400
+    pawl controller --once
+    """
+    from orchestrator.cli import launching
+
+    code = launching.run_controller(
+        once=once, observe=observe, metrics_port=metrics_port, runs_root=runs_root, site=site
+    )
+    raise typer.Exit(code)
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    commands = (
+        ("check", check), ("render", render), ("submit", submit), ("resume", resume), ("controller", controller),
+    )  # fmt: skip
+    for name, function in commands:
+        app.command(name)(function)
