@@ -255,7 +255,7 @@ def saves_on_the_way(c: Any, given: Given) -> Iterator[Finding]:
 
 def checkpoints_have_their_place(c: Any, given: Given) -> Iterator[Finding]:
     if c.checkpoints.checkpoints_path is not None:
-        message = "used only without a run directory; inside one, checkpoints have their fixed place"
+        message = "ignored: checkpoints have a fixed place in the run directory"
         found = c.checkpoints.checkpoints_path
         yield Finding(key="checkpoints.checkpoints_path", message=message, found=found, severity=Severity.WARNING)
 
