@@ -144,7 +144,7 @@ def default_of(checked: Checked, path: str) -> str:
     value: Any = None if checked.loaded.config is None else as_data(checked.loaded.config)
     for part in path.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return "null" if value is None else str(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _facts_text(facts: dict[str, Any], result: Fit | None) -> Iterator[str]:

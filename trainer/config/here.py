@@ -1,8 +1,8 @@
 """Checks that need this machine: folders, the tokenizer, GPUs. Reads only what is small, imports no torch.
 
-A laptop that writes a config for a cluster sees none of its folders: what cannot be seen is then `unchecked`, said once
-and no error. With `required` (`--here`, and always before a run starts) it is an error. What can be seen and contradicts
-the config is an error either way.
+A laptop that writes a config for a cluster sees none of its folders: what cannot be seen is then `unchecked`, said
+once and no error. With `required` (`--here`, and always before a run starts) it is an error. What can be seen and
+contradicts the config is an error either way.
 """
 
 import json
