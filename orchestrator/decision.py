@@ -1,10 +1,12 @@
 """A decision: what to do, which rule said so, and why. Data; whoever acts on it adds nothing of its own.
 
     supervisor   wait · start · restart · drain · save · finish · end · hold · fail · cancel
-    controller   wait · launch · abandon · finish · hold · fail
+    controller   wait · launch · abandon · end · finish · hold · fail
 
 `restart` is one act: collect evidence, stop what runs, set the bad checkpoint aside, wait `backoff_s`, start the next
-cycle on `nodes` from `resume_from`. `end` stops everything and ends the attempt with `outcome`; the controller goes on.
+cycle on `nodes` from `resume_from`. (A commit may land while ranks are stopped: whoever acts may look again at stage
+idle after the stop, and then start what that `start` decision says.) `end` stops everything and ends the attempt with
+`outcome`; the controller goes on from there. For a controller `end` records that an attempt is over.
 """
 
 from dataclasses import dataclass
@@ -74,7 +76,6 @@ class Decision:
     nodes: tuple[str, ...] = ()
     fault: Fault | None = None
     quarantine: str | None = None
-    skip_windows: tuple[tuple[int, int], ...] = ()
     outcome: str | None = None
     attempt: int | None = None
     hint: str = ""
