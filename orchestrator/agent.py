@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from orchestrator import agent_record, channel, proc, shm
-from orchestrator.agent_cycle import CycleRefused, NodeContext, NodeCycle, Prepared, prepare, read_trusted
+from orchestrator.agent_cycle import CycleRefused, NodeContext, NodeCycle, Prepared, check_node, prepare, read_trusted
 from orchestrator.agent_io import Worker
 from orchestrator.agent_messages import (
     Alive,
@@ -67,6 +67,7 @@ class Agent:
         self._cycle: NodeCycle | None = None
         self._cycle_number = 0
         self._exit_said = False
+        self._milestone = (False, False)
         self._stopping: Stop | None = None
         self._called_off = 0
         self._durations = Durations()
@@ -76,6 +77,7 @@ class Agent:
         self._signal: str | None = None
         self._record_seq = 0
         self._quit: str | None = None
+        self._defect: str | None = None
         self.metrics_port: int | None = None
         now = time.monotonic()
         self._heard = self._looked = self._boot = now
@@ -88,6 +90,9 @@ class Agent:
 
     def run(self) -> int:
         """Until Quit or until the supervisor is lost; nothing of this node runs afterwards."""
+        self._defect, advice = check_node(self._context, self._plan.ranks_per_node)
+        for remark in filter(None, (self._defect, advice)):
+            print(f"agent {self._context.node}: {remark}", flush=True)
         while self._quit is None:
             channel.wait(self._connection, timeout_s=poll_s(self._policy))
             now = time.monotonic()
@@ -141,6 +146,7 @@ class Agent:
                 address=self._own_address,
                 metrics_port=self.metrics_port,
                 cycle=self._cycle_number if self._cycle is not None else 0,
+                defect=self._defect,
             )
         )
         self._next_report = now
@@ -205,6 +211,7 @@ class Agent:
             self._say(Refused(cycle=prepared.cycle.epoch.cycle, why=str(error)))
             return
         self._exit_said = False
+        self._milestone = (False, False)
         self._verdicts = []
         self._next_report = now
 
@@ -224,13 +231,18 @@ class Agent:
             if not self._late and (found := cycle.look(now)):
                 self._verdicts += found
                 self._next_report = now
+            if cycle.milestone() != self._milestone:
+                self._milestone = cycle.milestone()
+                self._next_report = now
             self.stats.look(cycle.memory, cycle.prepared.cycle.epoch)
             proc.reap(frozenset({cycle.torchrun.pid}))
         code = cycle.code()
         if code is not None and self._stopping is None and not self._exit_said:
             self._exit_said = True
+            failed = cycle.failed() if code else ()
+            self._verdicts += cycle.exits(now, failed)
             self._report(now)
-            self._say(Exited(cycle=cycle.number, code=code, failed=cycle.failed() if code else ()))
+            self._say(Exited(cycle=cycle.number, code=code, failed=failed))
 
     def _report(self, now: float) -> None:
         self._next_report = now + self._policy.beat_interval_s
@@ -295,7 +307,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
     parser = argparse.ArgumentParser(prog="python -m orchestrator agent", description="One node's agent of an attempt.")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--node", required=True)
+    parser.add_argument("--node", default=os.environ.get("SLURMD_NODENAME"), help="default: $SLURMD_NODENAME")
     parser.add_argument("--connect", required=True, metavar="HOST:PORT")
     parser.add_argument("--key-file", type=Path, required=True)
     parser.add_argument("--address", default="127.0.0.1", help="where other nodes reach this one")

@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import evidence, proc, shm
+from orchestrator import evidence, preflight, proc, shm
 from orchestrator.agent_messages import FailedRank, Stopped, Verdict
 from orchestrator.agent_plan import fill
 from orchestrator.agent_watch import GONE, Durations, RankWatch, judge
 from orchestrator.codec import dumps
 from orchestrator.errors import PawlError
+from orchestrator.observation import VerdictKind
 from orchestrator.policy import Policy
 from orchestrator.records import Cycle, Unreadable, parse_cycle
 from orchestrator.rundir import RunPaths, safe_name
@@ -75,6 +76,13 @@ def read_trusted(path: Path) -> str:
         return file.read()
 
 
+def check_node(context: NodeContext, ranks_per_node: int) -> tuple[str | None, str | None]:
+    """(defect, advice) of this node, after whatever an earlier agent left here was ended."""
+    proc.kill_all(lambda: proc.find(nonce=context.nonce, node=context.node))
+    facts = preflight.look(context.paths.root, nonce=context.nonce, node=context.node)
+    return preflight.judge(facts, run_dir=context.paths.root), preflight.advice(facts, ranks_per_node=ranks_per_node)
+
+
 def prepare(context: NodeContext, number: int) -> Prepared:
     """Read cycle `number` and turn it into this node's command. Raises CycleRefused with the reason."""
     path = context.paths.cycle_file(context.attempt, number)
@@ -91,6 +99,9 @@ def prepare(context: NodeContext, number: int) -> Prepared:
             f"{path}: {len(cycle.nodes)} nodes × {cycle.ranks_per_node} ranks per node is not the world size "
             f"{cycle.world_size}."
         )
+    defect, _ = check_node(context, cycle.ranks_per_node)
+    if defect is not None:
+        raise CycleRefused(f"{context.node} cannot train: {defect}")
     memory = shm.path_of(uid=os.getuid(), nonce=context.nonce, node=safe_name(context.node))
     values = {
         "nnodes": str(len(cycle.nodes)),
@@ -164,6 +175,12 @@ class NodeCycle:
                 verdicts.append(verdict)
         return tuple(verdicts)
 
+    def milestone(self) -> tuple[bool, bool]:
+        """(all ranks are past INIT, some rank has completed a step): what the supervisor times."""
+        started = all(watch.beat is not None and watch.phase != "init" for watch in self.watches)
+        stepped = any(watch.has_stepped for watch in self.watches)
+        return started, stepped
+
     def forgive(self, seconds: float) -> None:
         """See RankWatch.forgive."""
         for watch in self.watches:
@@ -172,6 +189,17 @@ class NodeCycle:
     def failed(self) -> tuple[FailedRank, ...]:
         """What torchrun's summary says about its workers, from the end of the node's log."""
         return parse_summary("\n".join(evidence.last_lines(self.prepared.log)))
+
+    def exits(self, now: float, failed: tuple[FailedRank, ...]) -> tuple[Verdict, ...]:
+        """A verdict for each rank that torchrun saw fail, with its exit code; call it once torchrun has ended."""
+        codes = {rank.rank: rank.exit_code for rank in failed}
+        verdicts = []
+        for watch in self.watches:
+            code = codes.get(watch.rank)
+            if code is not None and VerdictKind.EXITED not in watch.judged:
+                watch.judged.add(VerdictKind.EXITED)
+                verdicts.append(_exit_verdict(watch, code, now))
+        return tuple(verdicts)
 
     def stop(self, *, with_evidence: bool, now: float) -> Stopped:
         """End everything of this node, saying what it was first if asked. Never raises for a full or lost disk."""
@@ -230,6 +258,20 @@ class NodeCycle:
         """Give the memory back, after `stop`."""
         self.memory.unlink()
         self.memory.close()
+
+
+def _exit_verdict(watch: RankWatch, code: int, now: float) -> Verdict:
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+    return Verdict(
+        kind=VerdictKind.EXITED,
+        rank=watch.rank,
+        phase=watch.phase,
+        step=watch.step,
+        quiet_s=now - watch.moved_at,
+        limit_s=None,
+        message=f"rank {watch.rank} {how} in {watch.phase}",
+        exit_code=code,
+    )
 
 
 def _state(beat: shm.Beat | None) -> str | None:

@@ -48,11 +48,12 @@ class Verdict:
     quiet_s: float
     limit_s: float | None
     message: str
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """First message of an agent, again after each reconnection."""
+    """First message of an agent, again after each reconnection. `defect`: why this node must not train, or None."""
 
     node: str
     pid: int
@@ -60,6 +61,7 @@ class Hello:
     address: str
     metrics_port: int | None = None
     cycle: int = 0
+    defect: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """What the ranks of this node have done, over all cycles of this agent.
 
 A rank's counters cover the life of its process. Prometheus and the supervisor want counters that only grow, so the
-agent adds up the processes: the last statistics of each finished cycle plus those of the running one. Gauges (loss, learning
-rate, memory …) are those of the newest process; a number that is not finite is unknown and becomes None.
+agent adds up the processes: the last statistics of each finished cycle plus those of the running one. Gauges (loss,
+learning rate, memory …) are those of the newest process; a number that is not finite is unknown and becomes None.
 """
 
 import math
@@ -123,11 +123,11 @@ def _report(watch: RankWatch, stats: Mapping[str, object], policy: Policy, now: 
 def told_state(watch: RankWatch, policy: Policy, now: float) -> str | None:
     """The kernel's state as the supervisor may judge it.
 
-    A stop shorter than the grace is told as sleep, and a rank that ends in its EXIT phase is leaving, not lost: its
-    torchrun says how it went.
+    A stop shorter than the grace is told as sleep. A rank that ends in its EXIT phase is leaving, not lost, and one
+    that is gone is told when it is settled who went first: torchrun says how it went.
     """
     if watch.state == "T":
         return "T" if watch.stopped_since is not None and now - watch.stopped_since >= stopped_grace_s(policy) else "S"
-    if watch.state == GONE and watch.phase == "exit":
+    if watch.state == GONE and (watch.phase == "exit" or not watch.gone_is_settled(now)):
         return None
     return watch.state

@@ -18,7 +18,10 @@ from orchestrator.shm import Beat, Phase
 _REMEMBERED = 200
 # A phase that happens once in a cycle must not wait for many samples to have a limit of its own.
 _ENOUGH = {"step": 5, "data": 20}
+# torchrun ends the siblings of a dead worker within a tenth of a second; its summary tells the first from the others.
+EXIT_SETTLE_S = 1.5
 GONE = "gone"
+_TRAINING = (Phase.STEP, Phase.EVAL, Phase.SAVE, Phase.DATA)
 
 
 class Durations:
@@ -53,6 +56,7 @@ class RankWatch:
     stopped_since: float | None = None
     gone_since: float | None = None
     judged: set[VerdictKind] = field(default_factory=set)
+    has_stepped: bool = False
 
     @property
     def phase(self) -> str:
@@ -68,6 +72,8 @@ class RankWatch:
         """Take in what was read: a beat of this epoch or None, and the kernel's state, "gone", or None (unknown)."""
         if beat is not None:
             before = None if self.beat is None else (self.beat.phase, self.beat.step)
+            # The counter jumps once when a checkpoint is restored: only a step seen to follow another is a step.
+            self.has_stepped |= before is not None and before[0] in _TRAINING and 0 < before[1] + 1 <= beat.step
             if before != (beat.phase, beat.step):
                 if before is not None or beat.phase != Phase.INIT:
                     durations.add(self.phase, now - self.moved_at)
@@ -77,6 +83,10 @@ class RankWatch:
         self.seen_alive = self.seen_alive or state not in (None, GONE)
         self.stopped_since = (self.stopped_since or now) if state == "T" else None
         self.gone_since = (self.gone_since or now) if state == GONE and self.seen_alive else None
+
+    def gone_is_settled(self, now: float) -> bool:
+        """Whether this rank has been gone for so long that its torchrun will not explain it any more."""
+        return self.gone_since is not None and now - self.gone_since >= EXIT_SETTLE_S
 
     def forgive(self, seconds: float) -> None:
         """The agent itself was held up for this long: the rank may have moved unseen, so its silence starts later."""
@@ -92,7 +102,7 @@ def judge(watch: RankWatch, now: float, *, policy: Policy, durations: Durations)
     grace = stopped_grace_s(policy)
     stopped = 0.0 if watch.stopped_since is None else now - watch.stopped_since
     found: tuple[VerdictKind, float | None, str] | None = None
-    if watch.gone_since is not None and watch.phase != "exit":
+    if watch.phase != "exit" and watch.gone_is_settled(now):
         found = (VerdictKind.EXITED, None, "is gone")
     elif watch.stopped_since is not None and stopped >= grace:
         found = (VerdictKind.STOPPED, grace, f"is stopped (state T) for {stopped:.1f} s")
