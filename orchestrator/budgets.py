@@ -3,8 +3,8 @@
 Everything is counted since the last *progress* (a checkpoint newer than any before), so a run that is slow but moves is
 never stopped, and one that only changes its symptoms is. In this order:
 
-    five cycles without progress            → stop, whatever the symptoms          (crash-loop)
     no rung for this class                  → stop                                 (not-restartable)
+    five cycles without progress            → stop, whatever the symptoms          (crash-loop)
     the class has used up its budget        → stop                                 (budget-exhausted)
     two tries of one fingerprint on a rung  → the next rung; none left → stop      (ladder-exhausted)
 
@@ -36,6 +36,8 @@ def remedy(fault: Fault, history: History, policy: Policy, *, can_swap: bool) ->
     row = TABLE[fault.cls]
     earlier = [incident for incident in history.unresolved if incident.cls == fault.cls]
     same = [incident for incident in earlier if incident.fingerprint == fault.fingerprint]
+    if not row.ladder:
+        return _stop("not-restartable", f"{fault.cls}: {row.evidence}", row.final)
     stopped = _ceiling(history, policy) or _spent(fault, len(earlier), history, policy)
     if stopped is not None:
         return stopped
@@ -81,9 +83,6 @@ def _ceiling(history: History, policy: Policy) -> Remedy | None:
 
 
 def _spent(fault: Fault, used: int, history: History, policy: Policy) -> Remedy | None:
-    row = TABLE[fault.cls]
-    if not row.ladder:
-        return _stop("not-restartable", f"{fault.cls}: {row.evidence}", row.final)
     budget = policy.budget(fault.cls)
     if fault.cls is FailureClass.START_FAIL and not history.ever_stepped and budget is not None:
         budget = min(budget, 1)  # a run that never trained is more likely wrong than unlucky
@@ -91,7 +90,9 @@ def _spent(fault: Fault, used: int, history: History, policy: Policy) -> Remedy 
         first = history.first_error
         cause = f"; the first failure was: {first.message}" if first is not None else ""
         times = f"{used} restart{'' if used == 1 else 's'}"
-        return _stop("budget-exhausted", f"{fault.cls}: {times} without a new checkpoint{cause}", row.final)
+        return _stop(
+            "budget-exhausted", f"{fault.cls}: {times} without a new checkpoint{cause}", TABLE[fault.cls].final
+        )
     return None
 
 

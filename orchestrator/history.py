@@ -129,7 +129,7 @@ class History:
     parked: Parked | None = None
     quarantined: tuple[str, ...] = ()
     requests_done: tuple[str, ...] = ()
-    requests_taken: tuple[str, ...] = ()
+    resumed_unix: float | None = None
     last_epoch: Epoch = field(default_factory=lambda: Epoch(0, 0, 0))
 
     @property
@@ -189,7 +189,6 @@ class _Replay:
         self.commits = 0
         self.quarantined: list[str] = []
         self.done: list[str] = []
-        self.taken: list[str] = []
         self.last_epoch = Epoch(0, 0, 0)
 
     def apply(self, event: Event) -> None:
@@ -210,7 +209,6 @@ class _Replay:
             commits_since_restart=self.commits,
             quarantined=tuple(self.quarantined),
             requests_done=tuple(self.done),
-            requests_taken=tuple(self.taken),
             last_epoch=self.last_epoch,
             **self.values,
         )
@@ -342,9 +340,6 @@ class _Replay:
         if name is not None:
             self.quarantined.append(name)
 
-    def on_request(self, event: Event, data: dict[str, Any]) -> None:
-        self.taken.extend(_texts([data.get("id")]))
-
     def on_request_done(self, event: Event, data: dict[str, Any]) -> None:
         self.done.extend(_texts([data.get("id")]))
 
@@ -368,6 +363,7 @@ class _Replay:
         if self.values.get("state") is not RunState.COMPLETED:
             self.values["state"] = RunState.STOPPED
         self.values["parked"] = None
+        self.values["resumed_unix"] = event.unix
         self.idle_cycles = self.streak = self.commits = 0
         self.unresolved.clear()
 

@@ -20,10 +20,14 @@ from orchestrator.rundir import RunPaths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerView:
-    """The merged events, and what could not be read (one sentence each)."""
+    """The merged events. `problems`: lines that are none; `unread`: files or folders that could not be read at all.
 
-    events: tuple[Event, ...]
-    problems: tuple[str, ...]
+    A bad line is the scar of a crash and hides at most one event; an unread file hides everything a writer said.
+    """
+
+    events: tuple[Event, ...] = ()
+    problems: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 def event_line(event: Event) -> str:
@@ -61,22 +65,26 @@ def merge(views: tuple[LedgerView, ...]) -> LedgerView:
     """All events in order; the same (epoch, seq, writer) twice counts once."""
     by_order = {event.order: event for view in views for event in view.events}
     events = tuple(by_order[order] for order in sorted(by_order))
-    return LedgerView(events=events, problems=tuple(problem for view in views for problem in view.problems))
+    return LedgerView(
+        events=events,
+        problems=tuple(problem for view in views for problem in view.problems),
+        unread=tuple(name for view in views for name in view.unread),
+    )
 
 
 def read(run_dir: Path) -> LedgerView:
-    """The whole ledger of a run; an unreadable file or folder is a problem, not an empty ledger."""
+    """The whole ledger of a run; an unreadable file or folder is reported, not an empty ledger."""
     folder = RunPaths(run_dir).ledger
     names = list_names(folder)
     if names is None:
-        return LedgerView(events=(), problems=(f"{folder.name}/: cannot be listed",))
+        return LedgerView(unread=(f"{folder.name}/: cannot be listed",))
     views = []
     for name in names:
         if not name.endswith(".jsonl"):
             continue
         text = read_text(folder / name)
         if text is None:
-            views.append(LedgerView(events=(), problems=(f"{name}: cannot be read",)))
+            views.append(LedgerView(unread=(f"{name}: cannot be read",)))
         else:
             views.append(parse_lines(text, name=name))
     return merge(tuple(views))

@@ -116,7 +116,7 @@ def _all_said(c: CycleContext, kind: OutcomeKind) -> bool:
         return False
     ranks = [rank.rank for rank in c.seen.ranks]
     everyone = bool(ranks) and all(said.get(rank) is kind for rank in ranks)
-    return everyone or (c.seen.stage is Stage.ENDED and set(said.values()) == {kind})
+    return everyone or (c.seen.stage is Stage.ENDED and set(said.values()) <= {kind, OutcomeKind.DONE})
 
 
 def _drained(c: CycleContext) -> Decision | None:
@@ -326,12 +326,12 @@ CYCLE_RULES: tuple[Rule[CycleContext], ...] = (
     Rule("correlated-silence-over", "many nodes silent too long: give up the allocation (L4)", _silence_over),
     Rule("correlated-silence", "many nodes silent at once: kill nothing, wait", _silence),
     Rule("cause-not-settled", "only echoes of a failure are known: wait for its cause", _unsettled),
-    Rule("crash-loop", "too many cycles without a new checkpoint: HELD", partial(_stop_for_good, rule="crash-loop")),
     Rule(
         "not-restartable",
         "config or code error: FAILED; do-not-restart: HELD",
         partial(_stop_for_good, rule="not-restartable"),
     ),
+    Rule("crash-loop", "too many cycles without a new checkpoint: HELD", partial(_stop_for_good, rule="crash-loop")),
     Rule(
         "budget-exhausted",
         "this class used up its restarts without progress: HELD",
