@@ -210,9 +210,10 @@ class _Painter:
         gap = max(0, end - self.tape.cursor)
         save = min(gap, _span_us(line.save_s))
         stall = min(gap - save, _span_us(line.data_wait_s))
-        work = _span_us(line.step_time_s)
-        if stall + work + save < gap and self._eval_before(end) is not None:
-            self.tape.to(end - save - work - stall, Category.EVAL)
+        # step_time_s holds the wait for data; the line is written after the save.
+        step = _span_us(line.step_time_s)
+        if step + save < gap and self._eval_before(end) is not None:
+            self.tape.to(end - save - step, Category.EVAL)
         self.tape.to(self.tape.cursor + stall, Category.DATA_STALL)
         self.tape.to(end - save, self._worth(line))
         self.tape.to(end, Category.SAVE_BLOCKING)

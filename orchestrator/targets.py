@@ -1,7 +1,8 @@
 """metrics/targets.json: where Prometheus finds the node endpoints of a run (file-based service discovery).
 
 The file names what runs *now*: an attempt that ends leaves an empty list, so Prometheus stops scraping dead addresses
-and its staleness markers appear. Every target carries `run` and `attempt`, nothing that grows without bound.
+and its staleness markers appear. The series carry `run` and `node` themselves; a target label of the same name would
+only make Prometheus rename theirs to `exported_run`, so targets carry `attempt` alone.
 """
 
 import json
@@ -11,19 +12,17 @@ from pathlib import Path
 from orchestrator.fsio import read_text, write_atomic
 
 
-def targets_json(addresses: Iterable[tuple[str, str]], *, run: str, attempt: int) -> str:
-    """The file's text. `addresses`: (node name, host:port) of each agent's endpoint."""
-    groups = [
-        {"targets": [address], "labels": {"run": run, "attempt": str(attempt), "node": node}}
-        for node, address in sorted(set(addresses))
-    ]
+def targets_json(addresses: Iterable[str], *, attempt: int) -> str:
+    """The file's text. `addresses`: host:port of each agent's endpoint."""
+    targets = sorted(set(addresses))
+    groups = [{"targets": targets, "labels": {"attempt": str(attempt)}}] if targets else []
     return json.dumps(groups, indent=2, ensure_ascii=False) + "\n"
 
 
-def write_targets(path: Path, addresses: Iterable[tuple[str, str]], *, run: str, attempt: int) -> None:
+def write_targets(path: Path, addresses: Iterable[str], *, attempt: int) -> None:
     """Replace the file at once, so that Prometheus never reads half of it. Raises OSError."""
     path.parent.mkdir(mode=0o750, exist_ok=True)
-    write_atomic(path, targets_json(addresses, run=run, attempt=attempt))
+    write_atomic(path, targets_json(addresses, attempt=attempt))
 
 
 def parse_targets(text: str | None) -> tuple[str, ...]:

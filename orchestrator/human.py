@@ -1,0 +1,76 @@
+"""Numbers as people read them: with units, three figures at most, and a dash for what is unknown."""
+
+import time
+
+UNKNOWN = "—"
+_SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def duration(seconds: float | None) -> str:
+    """0.42 s · 7.1 s · 3 min 20 s · 2 h 05 min · 4 d 3 h"""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def count(value: float | None) -> str:
+    """950 · 4,096 · 1.34 M · 12.6 G"""
+    if value is None:
+        return UNKNOWN
+    if abs(value) < 100_000:
+        return f"{value:,.0f}"
+    return _scaled(value, 1.0)
+
+
+def size(value: float | None) -> str:
+    """640 B · 16.0 MB (decimal, as disks are sold)"""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.0f} B" if abs(value) < 1000 else f"{_scaled(value, 1.0)}B"
+
+
+def rate(value: float | None, unit: str = "tokens/s") -> str:
+    """8,192 tokens/s · 1.25 M tokens/s"""
+    return UNKNOWN if value is None else f"{count(value)} {unit}"
+
+
+def ratio(value: float | None) -> str:
+    """41.3 %"""
+    return UNKNOWN if value is None else f"{100 * value:.1f} %"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A plain number with that many significant digits: 3.0619 → 3.062, 0.003 → 0.003, 3e-05."""
+    return UNKNOWN if value is None else f"{value:.{digits}g}"
+
+
+def loss(value: float | None) -> str:
+    """3.0619"""
+    return UNKNOWN if value is None else f"{value:.4f}"
+
+
+def moment(unix: float | None) -> str:
+    """Local time, to the second."""
+    return UNKNOWN if unix is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
+
+
+def plural(value: int, noun: str) -> str:
+    """1 step · 3 steps"""
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+
+
+def _scaled(value: float, floor: float) -> str:
+    for factor, letter in _SI:
+        if abs(value) >= factor * floor:
+            scaled = value / factor
+            return f"{scaled:.{0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2}f} {letter}"
+    return f"{value:,.0f} "
