@@ -11,14 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigError
 from trainer.mesh.topology import Topology
 from trainer.pipeline.partition import layer_counts, stage_of_layer
 
 if TYPE_CHECKING:
-    from trainer.config import Config
+    from trainer.config.model import Config
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -84,7 +84,7 @@ def param_specs(config: "Config", topology: Topology) -> tuple[ParamSpec, ...]:
     Raises ConfigError where the shapes cannot be divided over tp or pp.
     """
     check_divisible(config, topology)
-    model = model_shape(config)
+    model = config.model.model_config
     counts = layer_counts(num_layers=model.num_hidden_layers, pp=topology.pp, head_cost=head_cost(config))
     last = topology.pp - 1
     build = _Builder(config=config, topology=topology)
@@ -100,8 +100,8 @@ def param_specs(config: "Config", topology: Topology) -> tuple[ParamSpec, ...]:
 
 def head_cost(config: "Config") -> float:
     """Parameters of the head divided by those of one decoder layer: their GEMM costs compare alike."""
-    model = model_shape(config)
-    attention = 2 * (model.num_attention_heads + model.num_key_value_heads) * head_dim(config)
+    model = config.model.model_config
+    attention = 2 * (model.num_attention_heads + model.kv_heads) * model.head_size
     return float(model.vocab_size / (attention + 3 * model.intermediate_size))
 
 
@@ -128,30 +128,24 @@ def local_box(spec: ParamSpec, tp: int, tp_rank: int) -> Box:
     return Box(tuple(offset), tuple(size))
 
 
-def model_shape(config: "Config") -> Any:
-    """The `model.model_config` section (pydantic reserves that attribute name)."""
-    return config.model.model_config_
-
-
-def head_dim(config: "Config") -> int:
-    model = model_shape(config)
-    return int(model.head_dim or model.hidden_size // model.num_attention_heads)
-
-
 def check_divisible(config: "Config", topology: Topology) -> None:
     """Raises ConfigError unless tp divides heads, kv heads and the intermediate size."""
-    model = model_shape(config)
-    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
-        value = int(getattr(model, key))
+    model = config.model.model_config
+    sizes = {
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.kv_heads,
+        "intermediate_size": model.intermediate_size,
+    }
+    for key, value in sizes.items():
         if value % topology.tp:
             raise ConfigError(
                 f"model.model_config.{key} is {value}, which parallelism.tp = {topology.tp} does not divide; set tp to "
                 f"a divisor of {value} ({', '.join(str(d) for d in range(1, value + 1) if value % d == 0)})."
             )
-    if model.num_attention_heads % model.num_key_value_heads:
+    if model.num_attention_heads % model.kv_heads:
         raise ConfigError(
             f"model.model_config.num_attention_heads is {model.num_attention_heads}, not a multiple of "
-            f"num_key_value_heads = {model.num_key_value_heads}; every kv head must serve equally many heads."
+            f"num_key_value_heads = {model.kv_heads}; every kv head must serve equally many heads."
         )
 
 
@@ -164,9 +158,9 @@ class _Builder:
 
     def decoder_layer(self, layer: int, stage: int) -> list[ParamSpec]:
         """The nine tensors of one Llama layer, in Hugging Face's order."""
-        model = model_shape(self.config)
+        model = self.config.model.model_config
         d, f, prefix = model.hidden_size, model.intermediate_size, f"model.layers.{layer}"
-        h, k = model.num_attention_heads * head_dim(self.config), model.num_key_value_heads * head_dim(self.config)
+        h, k = model.num_attention_heads * model.head_size, model.kv_heads * model.head_size
         column, row = self.column, self.row
         return [
             self.norm(f"{prefix}.input_layernorm.weight", stage),
@@ -185,11 +179,11 @@ class _Builder:
 
     def row(self, name: str, shape: tuple[int, int], stage: int) -> ParamSpec:
         """Residual outputs are drawn smaller by √(2·layers), so that the residual stream does not grow with depth."""
-        scaled = self._std / math.sqrt(2 * model_shape(self.config).num_hidden_layers)
+        scaled = self._std / math.sqrt(2 * self.config.model.model_config.num_hidden_layers)
         return self._matrix(name, shape, stage, shard_dim=1, std=scaled)
 
     def norm(self, name: str, stage: int) -> ParamSpec:
-        d = model_shape(self.config).hidden_size
+        d = self.config.model.model_config.hidden_size
         return ParamSpec(
             name=name, shape=(d,), padded_shape=(d,), shard_dim=None, stages=(stage,),
             init=Init(kind=InitKind.ONES), decay=False, fan_in=1, fan_out=d,
@@ -197,7 +191,7 @@ class _Builder:
 
     def vocab(self, name: str, *, stages: tuple[int, ...], sites: int) -> ParamSpec:
         """Embedding or head; muP draws both at the base std and keeps their learning rate (they are not hidden)."""
-        model = model_shape(self.config)
+        model = self.config.model.model_config
         v, d = model.vocab_size, model.hidden_size
         padded = -(-v // self.topology.tp) * self.topology.tp
         return ParamSpec(
@@ -208,7 +202,7 @@ class _Builder:
     @property
     def _std(self) -> float:
         std = self.config.model.init_method.std
-        return float(model_shape(self.config).initializer_range if std is None else std)
+        return float(self.config.model.model_config.initializer_range if std is None else std)
 
     def _matrix(self, name: str, shape: tuple[int, int], stage: int, *, shard_dim: int, std: float) -> ParamSpec:
         fan_out, fan_in = shape

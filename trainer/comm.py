@@ -1,0 +1,127 @@
+"""Collectives and point-to-point messages over a `Group`, each counted; the only caller of torch.distributed's verbs.
+
+A group of one needs no communication and does none. Meta tensors only get their shapes, so that a model can be traced
+without a process group. Every reduction is SUM: nothing is averaged anywhere, losses are divided before backward.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer import device as device_module
+
+
+@dataclass(slots=True)
+class Counter:
+    """Number of communication calls of this process; the beat shows it, so that a hang can be located."""
+
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The ranks of one slice of the mesh; `rank` is this process's index in `ranks`, `pg` None for a group of one."""
+
+    ranks: tuple[int, ...]
+    rank: int
+    pg: dist.ProcessGroup | None
+    counter: Counter = field(default_factory=Counter)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+def solo() -> Group:
+    """A group of this process alone."""
+    return Group(ranks=(0,), rank=0, pg=None)
+
+
+def _silent(x: torch.Tensor, group: Group) -> bool:
+    """Whether nothing has to be sent; counts the call otherwise."""
+    if group.size == 1 or x.is_meta:
+        return True
+    group.counter.value += 1
+    return False
+
+
+def all_reduce(x: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+    """Reduce in place over the group and return x. Comm: 1 all-reduce."""
+    if not _silent(x, group):
+        dist.all_reduce(x, op=op, group=group.pg)
+    return x
+
+
+def all_reduce_max(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """Element-wise maximum in place over the group. Comm: 1 all-reduce."""
+    return all_reduce(x, group, dist.ReduceOp.MAX)
+
+
+# torch 2.13 renamed this call and warns about the old name; older builds of 2.13 nightlies only know the old one.
+_all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def all_gather(out: torch.Tensor, shard: torch.Tensor, group: Group) -> torch.Tensor:
+    """Fill flat `out` (size·n) with every rank's `shard` (n) in rank order; `shard` may be a view of `out`."""
+    if group.size == 1:
+        if out.data_ptr() != shard.data_ptr():
+            out.copy_(shard)
+        return out
+    if not _silent(shard, group):
+        _all_gather_flat(out, shard, group=group.pg)
+    return out
+
+
+def reduce_scatter(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """Sum flat x (size·n) over the group and return this rank's part (n), a view of x. x is scratch afterwards.
+
+    On gloo: all-to-all, then a sum in rank order: the same bits for every bucket size, and twice as fast as gloo's own
+    ring (53 against 105 ms for 64 MiB on 2 ranks). Comm: 1 all-to-all or 1 reduce-scatter.
+    """
+    n = x.numel() // group.size
+    mine = x[group.rank * n : (group.rank + 1) * n]
+    if _silent(x, group):
+        return mine
+    if device_module.has_native_reduce_scatter(x.device):
+        _reduce_scatter_flat(mine, x, group=group.pg)
+        return mine
+    parts = torch.empty_like(x)
+    dist.all_to_all_single(parts, x, group=group.pg)
+    rows = parts.view(group.size, n)
+    torch.add(rows[0], rows[1], out=mine)
+    for row in rows[2:]:
+        mine.add_(row)
+    return mine
+
+
+def exchange(x: torch.Tensor, peer: int, group: Group) -> torch.Tensor:
+    """Send x to global rank `peer` and return what it sent, of the same shape. Comm: 1 send and 1 receive."""
+    received = torch.empty_like(x)
+    if x.is_meta:
+        return received
+    group.counter.value += 1
+    ops = [dist.P2POp(dist.isend, x, peer, group.pg), dist.P2POp(dist.irecv, received, peer, group.pg)]
+    wait(dist.batch_isend_irecv(ops))
+    return received
+
+
+def send(tensors: Sequence[torch.Tensor], peer: int, group: Group) -> list[Any]:
+    """Start sending to global rank `peer`, in order; returns handles. The tensors must live until `wait`."""
+    group.counter.value += 1
+    return dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer, group.pg) for x in tensors])
+
+
+def receive(tensors: Sequence[torch.Tensor], peer: int, group: Group) -> list[Any]:
+    """Start receiving into `tensors` from global rank `peer`, in order; they are valid after `wait`."""
+    group.counter.value += 1
+    return dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, peer, group.pg) for x in tensors])
+
+
+def wait(handles: Sequence[Any]) -> None:
+    """Wait for messages started by `send` or `receive`."""
+    for handle in handles:
+        handle.wait()

@@ -1,0 +1,289 @@
+"""Engine: one rank of the 3D-parallel trainer, from weights to step.
+
+    StepBatch ─▶ count valid labels (dp) ─▶ schedule: F and B of all micro-batches ─▶ add tie sites
+              ─▶ reduce-scatter (dp) ─▶ one world reduction: norm², loss, votes ─▶ clip ─▶ AdamW ─▶ all-gather (dp)
+
+Gradients are sums: the loss of every micro-batch is divided by the step's global number of valid labels, counted
+before anything is computed, so no reduction ever averages and no split of the batch changes the result.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from trainer.comm import all_reduce
+from trainer.device import precision
+from trainer.init import draw_box
+from trainer.layers.factory import LayerFactory
+from trainer.layers.tied import TiedParameter
+from trainer.layers.vocab import IGNORE
+from trainer.mesh.context import ParallelContext
+from trainer.models.llama import Llama
+from trainer.optim.adamw import AdamW
+from trainer.optim.layout import DEFAULT_BUCKET_NUMEL, plan_rank_layout
+from trainer.optim.optimizer import FlatOptimizer
+from trainer.pipeline.block import PipelineBlock
+from trainer.pipeline.engine.interpreter import Interpreter
+from trainer.pipeline.graph import Graph
+from trainer.pipeline.schedule import Action, Schedule, forward_only, make_schedule
+from trainer.pipeline.trace import trace
+from trainer.pipeline.validate import validate
+from trainer.spec import ParamSpec, local_box, local_shape, param_specs, specs_on_stage
+
+if TYPE_CHECKING:
+    from trainer.config.model import Config
+    from trainer.data.batch import StepBatch
+
+# Control words of the shared-memory header; ranks agree on the largest that any of them saw.
+SAVE, DRAIN = 1, 2
+
+# As torch.nn.utils.clip_grad_norm_, so that a clipped step is the reference's step.
+_CLIP_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step did; the same values on every rank.
+
+    `loss` is per valid token over the global batch, `grad_norm` before clipping (both NaN or inf as computed when not
+    `finite`). `skipped`: why no update was made, else None. `control_word`: the largest any rank brought.
+    """
+
+    loss: float
+    grad_norm: float
+    num_valid: int
+    finite: bool
+    skipped: str | None
+    control_word: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Totals:
+    """The step's one world reduction: sums of fp64 numbers."""
+
+    square: float
+    loss: float
+    control_word: int
+
+
+class Engine:
+    """Model, schedule and optimizer of one rank. Weights are zero until `init_weights` or a checkpoint load.
+
+    Raises ConfigError where the config cannot be laid out on the mesh of `ctx`.
+    """
+
+    def __init__(self, config: "Config", ctx: ParallelContext, *, bucket_numel: int = DEFAULT_BUCKET_NUMEL) -> None:
+        self.config, self.ctx, self.topology = config, ctx, ctx.topology
+        self.stage = ctx.get_pp_rank()
+        self.precision = precision(config.model.dtype)
+        self.specs: tuple[ParamSpec, ...] = param_specs(config, ctx.topology)
+        self.layout = plan_rank_layout(self.specs, ctx.topology, ctx.rank, bucket_numel=bucket_numel)
+        factory = config.optimizer.optimizer_factory
+        adamw = AdamW(beta1=factory.adam_beta1, beta2=factory.adam_beta2, eps=factory.adam_eps)
+        self.zero_stage = config.optimizer.zero_stage
+        self.optimizer = FlatOptimizer(
+            self.specs, self.layout, ctx, precision=self.precision, zero_stage=self.zero_stage, adamw=adamw
+        )
+        self.model = Llama(config, LayerFactory(tp=ctx.tp, dtype=self.precision.compute), ctx.topology)
+        self._modules = _build_stage(self.model, self.stage)
+        self._extra_grads: dict[str, list[torch.Tensor]] = {}
+        self._parameters = self._place_parameters()
+        self._interpreters: dict[tuple[int, ...], Interpreter] = {}
+        self._plans: dict[tuple[tuple[int, ...], int, bool], tuple[Action, ...]] = {}
+
+    @property
+    def collective_seq(self) -> int:
+        """Communication calls this process has made."""
+        return self.ctx.collective_seq
+
+    def init_weights(self) -> None:
+        """Draw the model of `general.seed`: bitwise the same on every mesh. Moments become zero."""
+        for spec in specs_on_stage(self.specs, self.stage):
+            tp, tp_rank = self.topology.tp, self.ctx.get_tp_rank()
+            box = local_box(spec, tp, tp_rank)
+            value = torch.zeros(local_shape(spec, tp, tp_rank), dtype=self.precision.master)
+            if all(box.size):
+                drawn = torch.from_numpy(draw_box(spec, box, seed=self.config.general.seed))
+                value[tuple(slice(n) for n in box.size)] = drawn.to(value.dtype)
+            self.optimizer.load_weight(spec.name, value.to(self.ctx.device))
+        for (state, _), shard in self.state_shards().items():
+            if state != "master":
+                shard.zero_()
+        self.sync_params_from_master()
+
+    def sync_params_from_master(self) -> None:
+        """Make live weights follow master, after a load. Comm: under ZeRO-1 an all-gather (dp) per bucket."""
+        self.optimizer.publish()
+
+    def state_shards(self) -> Mapping[tuple[str, int], torch.Tensor]:
+        """(state, bucket index) → live flat storage of master, exp_avg, exp_avg_sq that this rank holds."""
+        return self.optimizer.state_shards()
+
+    def train_step(
+        self, batch: "StepBatch", *, lr: float, weight_decay: float, adam_t: int, control_word: int = 0
+    ) -> StepResult:
+        """One optimizer step on this dp rank's micro-batches. `adam_t`: number of this update, from 1.
+
+        Nobody updates when any rank's loss or gradient is not finite, or when no label of the step is valid. Comm:
+        collective over the world.
+        """
+        num_valid = self._count_valid(batch)
+        if num_valid == 0:
+            totals = self._reduce_totals(self._zero(), self._zero(), control_word)
+            reason = "no valid label in the global batch"
+            return StepResult(
+                loss=math.nan, grad_norm=0.0, num_valid=0, finite=True, skipped=reason, control_word=totals.control_word
+            )
+        loss = self.backward(batch, num_valid=num_valid)
+        totals = self._reduce_totals(self.optimizer.reduce_gradients(), loss, control_word)
+        grad_norm = math.sqrt(totals.square) if totals.square >= 0 else math.nan
+        finite = math.isfinite(grad_norm) and math.isfinite(totals.loss)
+        if finite:
+            scale = _clip_scale(grad_norm, self.config.optimizer.clip_grad)
+            self.optimizer.update(lr=lr, weight_decay=weight_decay, adam_t=adam_t, scale=scale)
+        return StepResult(
+            loss=totals.loss, grad_norm=grad_norm, num_valid=num_valid, finite=finite, control_word=totals.control_word,
+            skipped=None if finite else f"loss {totals.loss} or gradient norm {grad_norm} is not finite",
+        )  # fmt: skip
+
+    def backward(self, batch: "StepBatch", *, num_valid: int) -> torch.Tensor:
+        """Fill the gradient buckets with this rank's sums over its micro-batches, tie sites added.
+
+        Returns this rank's Σ loss / num_valid (fp64 scalar, 0 off the last stage). Comm: p2p over pp, tp collectives.
+        """
+        self.optimizer.zero_grads()
+        for sites in self._extra_grads.values():
+            for grad in sites:
+                grad.zero_()
+        loss = self._run(batch, num_valid=float(num_valid), is_training=True)
+        self._check_gradient_storage()
+        for tie in self.model.ties:
+            self._sum_tie(tie)
+        return loss
+
+    def eval_loss(self, batch: "StepBatch") -> tuple[float, int]:
+        """(Σ loss over valid labels, their number) of the global batch, forward only; equal on all ranks."""
+        loss = self._run(batch, num_valid=1.0, is_training=False)
+        counted = float(batch.num_valid) if self._is_loss_rank else 0.0
+        sums = torch.stack((self._only_once(loss), torch.tensor(counted, dtype=torch.float64, device=self.ctx.device)))
+        loss_sum, num_valid = all_reduce(sums, self.ctx.world).tolist()
+        return loss_sum, int(num_valid)
+
+    def _run(self, batch: "StepBatch", *, num_valid: float, is_training: bool) -> torch.Tensor:
+        interpreter, actions = self._plan(batch, is_training=is_training)
+        return interpreter.run(actions, self._fields(batch, num_valid), is_training=is_training)
+
+    def _plan(self, batch: "StepBatch", *, is_training: bool) -> tuple[Interpreter, tuple[Action, ...]]:
+        """The interpreter for the batch's micro-batch shape and this rank's actions, both cached."""
+        m, *shape = batch.input_ids_MBT.shape
+        key = tuple(shape)
+        if key not in self._interpreters:
+            self._interpreters[key] = Interpreter(
+                self._trace(key), self._modules, stage=self.stage, pp=self.ctx.pp, device=self.ctx.device
+            )
+        interpreter = self._interpreters[key]
+        plan = (key, m, is_training)
+        if plan not in self._plans:
+            self._plans[plan] = self._schedule(interpreter.graph, m, is_training=is_training)[self.stage]
+        return interpreter, self._plans[plan]
+
+    def _schedule(self, graph: Graph, m: int, *, is_training: bool) -> Schedule:
+        p = self.topology.pp
+        schedule = make_schedule(self.config.parallelism.pp_engine, p=p, m=m) if is_training else forward_only(p, m)
+        return validate(schedule, graph.links, m=m)
+
+    def _trace(self, shape_BT: tuple[int, ...]) -> Graph:
+        fields: dict[str, Any] = {
+            name: torch.empty(shape_BT, dtype=torch.int64, device="meta")
+            for name in ("input_ids", "labels", "position_ids")
+        }
+        return trace(self.model, {**fields, "num_valid": 1.0})
+
+    def _fields(self, batch: "StepBatch", num_valid: float) -> list[dict[str, Any]]:
+        device = self.ctx.device
+        tensors = {
+            "input_ids": batch.input_ids_MBT.to(device, non_blocking=True),
+            "labels": batch.labels_MBT.to(device, non_blocking=True),
+            "position_ids": batch.position_ids_MBT.to(device, non_blocking=True),
+        }
+        return [
+            {**{name: tensor[i] for name, tensor in tensors.items()}, "num_valid": num_valid}
+            for i in range(batch.num_micro_batches)
+        ]
+
+    def _count_valid(self, batch: "StepBatch") -> int:
+        """Valid labels of the global batch. Comm: 1 all-reduce (dp)."""
+        count = (batch.labels_MBT != IGNORE).sum().to(self.ctx.device)
+        return int(all_reduce(count, self.ctx.dp).item())
+
+    def _reduce_totals(self, square: torch.Tensor, loss: torch.Tensor, control_word: int) -> _Totals:
+        """Sum norm² and loss over the world; votes are counts per word, so that their MAX survives a SUM."""
+        votes = [float(control_word == word) for word in (SAVE, DRAIN)]
+        local = torch.tensor(votes, dtype=torch.float64, device=self.ctx.device)
+        sums = torch.cat((torch.stack((square, self._only_once(loss))), local))
+        square_sum, loss_sum, saves, drains = all_reduce(sums, self.ctx.world).tolist()
+        return _Totals(square=square_sum, loss=loss_sum, control_word=DRAIN if drains else SAVE if saves else 0)
+
+    @property
+    def _is_loss_rank(self) -> bool:
+        """Whether this rank speaks for its tp group about the loss."""
+        return self.stage == self.topology.pp - 1 and self.ctx.get_tp_rank() == 0
+
+    def _only_once(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self._is_loss_rank else self._zero()
+
+    def _zero(self) -> torch.Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self.ctx.device)
+
+    def _place_parameters(self) -> list[tuple[str, nn.Parameter, int]]:
+        """Give every parameter of this stage its place in the buckets; a second tie site gets a gradient of its own."""
+        alias = {live: tie.name for tie in self.model.ties for _, live in tie.sites}
+        placed: list[tuple[str, nn.Parameter, int]] = []
+        seen: set[str] = set()
+        for block, module in self._modules.items():
+            for inner, meta in list(module.named_parameters()):
+                live = f"{block}.{inner}"
+                name = alias.get(live, live)
+                weight, grad = self.optimizer.view(name)
+                assert weight.shape == meta.shape, f"{live}: the model's shape {meta.shape} is not the table's"
+                if name in seen:
+                    grad = torch.zeros_like(grad)
+                    self._extra_grads.setdefault(name, []).append(grad)
+                seen.add(name)
+                parameter = _set_parameter(module, inner, weight, grad)
+                placed.append((live, parameter, grad.data_ptr()))
+        return placed
+
+    def _sum_tie(self, tie: TiedParameter) -> None:
+        if tie.local_sites(self.stage):
+            _, grad = self.optimizer.view(tie.name)
+            tie.sum_sites([grad, *self._extra_grads.get(tie.name, [])], stage=self.stage, pp=self.ctx.pp)
+
+    def _check_gradient_storage(self) -> None:
+        """Autograd must have added in place: a replaced .grad would be missing from the bucket, silently."""
+        for live, parameter, pointer in self._parameters:
+            grad = parameter.grad
+            assert grad is not None and grad.data_ptr() == pointer, f"{live}: .grad left its bucket"
+
+
+def _build_stage(model: nn.Module, stage: int) -> dict[str, nn.Module]:
+    blocks = [m for m in model.modules() if isinstance(m, PipelineBlock) and m.stage == stage]
+    return {block.name: block.build() for block in blocks}
+
+
+def _set_parameter(module: nn.Module, name: str, weight: torch.Tensor, grad: torch.Tensor) -> nn.Parameter:
+    """Replace the meta parameter `name` by one that lives in `weight` and accumulates into `grad`."""
+    path, _, leaf = name.rpartition(".")
+    parameter = nn.Parameter(weight)
+    parameter.grad_dtype = grad.dtype
+    parameter.grad = grad
+    setattr(module.get_submodule(path), leaf, parameter)
+    return parameter
+
+
+def _clip_scale(grad_norm: float, max_norm: float | None) -> float:
+    return 1.0 if max_norm is None else min(1.0, max_norm / (grad_norm + _CLIP_EPS))

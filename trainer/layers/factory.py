@@ -1,0 +1,44 @@
+"""LayerFactory: makes the layers a model asks for, so that models name shapes and never parallelism.
+
+Parameters are made on the meta device; the engine gives them their place in the flat buckets.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from trainer.comm import Group
+from trainer.layers.collectives import copy_to_tp
+from trainer.layers.linear import ColumnParallelLinear, RowParallelLinear
+from trainer.layers.norm import RMSNorm
+from trainer.layers.vocab import VocabParallelEmbedding, VocabParallelHead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFactory:
+    """Layers for one tensor-parallel group and compute dtype."""
+
+    tp: Group
+    dtype: torch.dtype
+
+    def column(self, in_features: int, out_features: int, *, bias: bool = False) -> ColumnParallelLinear:
+        """A layer whose input went through `share`."""
+        return ColumnParallelLinear(
+            in_features, out_features, tp=self.tp, dtype=self.dtype, bias=bias, input_is_shared=True
+        )
+
+    def row(self, in_features: int, out_features: int, *, bias: bool = False) -> RowParallelLinear:
+        return RowParallelLinear(in_features, out_features, tp=self.tp, dtype=self.dtype, bias=bias)
+
+    def norm(self, hidden_size: int, *, eps: float) -> RMSNorm:
+        return RMSNorm(hidden_size, eps=eps, dtype=self.dtype)
+
+    def embedding(self, vocab_size: int, hidden_size: int) -> VocabParallelEmbedding:
+        return VocabParallelEmbedding(vocab_size, hidden_size, tp=self.tp, dtype=self.dtype)
+
+    def head(self, vocab_size: int, hidden_size: int) -> VocabParallelHead:
+        return VocabParallelHead(vocab_size, hidden_size, tp=self.tp, dtype=self.dtype)
+
+    def share(self, x: torch.Tensor) -> torch.Tensor:
+        """Enter a region of column layers: one backward all-reduce for all of them."""
+        return copy_to_tp(x, self.tp)

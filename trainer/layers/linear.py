@@ -1,0 +1,58 @@
+"""Column- and row-parallel linear layers; weights are [out, in] as in Hugging Face.
+
+x ──copy──▶ column (rows of W cut: each rank has some outputs) ──▶ row (columns of W cut) ──reduce──▶ y
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainer.comm import Group
+from trainer.layers.collectives import copy_to_tp, reduce_from_tp
+
+
+def _divide(n: int, parts: int, what: str) -> int:
+    if n % parts:
+        raise ValueError(f"{what} = {n} is not divisible by tp = {parts}")
+    return n // parts
+
+
+class ColumnParallelLinear(nn.Module):
+    """y = x Wᵀ (+ b) with W's rows cut over tp. x[..., in] equal on all ranks, y[..., out / tp] different.
+
+    `input_is_shared`: the caller already entered the region with `copy_to_tp` (several layers can share one entry,
+    hence one all-reduce in backward).
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, tp: Group, dtype: torch.dtype, bias: bool = False,
+        input_is_shared: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        local = _divide(out_features, tp.size, "out_features")
+        self.tp, self.input_is_shared = tp, input_is_shared
+        self.weight = nn.Parameter(torch.empty(local, in_features, dtype=dtype, device="meta"))
+        self.bias = nn.Parameter(torch.empty(local, dtype=dtype, device="meta")) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x if self.input_is_shared else copy_to_tp(x, self.tp), self.weight, self.bias)
+
+
+class RowParallelLinear(nn.Module):
+    """y = x Wᵀ (+ b) with W's columns cut over tp. x[..., in / tp] different per rank, y[..., out] equal on all.
+
+    The bias is whole on every rank and added once, after the sum. Comm: 1 all-reduce (tp).
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, tp: Group, dtype: torch.dtype, bias: bool = False
+    ) -> None:
+        super().__init__()
+        local = _divide(in_features, tp.size, "in_features")
+        self.tp = tp
+        self.weight = nn.Parameter(torch.empty(out_features, local, dtype=dtype, device="meta"))
+        self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device="meta")) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = reduce_from_tp(F.linear(x, self.weight), self.tp)
+        return y if self.bias is None else y + self.bias

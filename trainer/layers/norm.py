@@ -1,0 +1,17 @@
+"""RMSNorm (arXiv 1910.07467) over the last dim; replicated over tp, with gradients that are equal on all ranks."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean x² + eps) · weight. x [..., D]. Takes the mean in at least fp32."""
+
+    def __init__(self, hidden_size: int, *, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(hidden_size, dtype=dtype, device="meta"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)

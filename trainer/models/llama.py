@@ -1,0 +1,93 @@
+"""The Llama family (Llama 1 and 2, SmolLM, the seed's 1.7B) as a DAG of pipeline blocks.
+
+    input_ids ─▶ embed_tokens ─▶ layers.0 ─▶ … ─▶ layers.L−1 ─▶ norm ─▶ lm_head + loss ◀─ labels, num_valid
+                                    ▲ position_ids
+
+Labels and positions never travel between stages: each stage reads them from its own batch.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from trainer.layers.attention import CausalSelfAttention
+from trainer.layers.factory import LayerFactory
+from trainer.layers.mlp import SwiGLU
+from trainer.layers.rotary import Rotary
+from trainer.layers.tied import TiedParameter
+from trainer.mesh.topology import Topology
+from trainer.pipeline.block import PipelineBlock, TensorPointer
+from trainer.pipeline.partition import layer_counts, stage_of_layer
+from trainer.spec import EMBEDDING, HEAD, head_cost
+
+if TYPE_CHECKING:
+    from trainer.config.model import Config
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and feed-forward, each added to the residual stream. hidden [B, T, D]."""
+
+    def __init__(self, config: "Config", layers: LayerFactory, rotary: Rotary) -> None:
+        super().__init__()
+        shape = config.model.model_config
+        hidden, eps, head_dim = shape.hidden_size, shape.rms_norm_eps, shape.head_size
+        is_mup = config.model.init_method.use_mup
+        self.input_layernorm = layers.norm(hidden, eps=eps)
+        self.self_attn = CausalSelfAttention(
+            layers, hidden_size=hidden, num_heads=shape.num_attention_heads, num_kv_heads=shape.kv_heads,
+            head_dim=head_dim, rotary=rotary, scale=1 / head_dim if is_mup else head_dim**-0.5,
+        )  # fmt: skip
+        self.post_attention_layernorm = layers.norm(hidden, eps=eps)
+        self.mlp = SwiGLU(layers, hidden_size=hidden, intermediate_size=shape.intermediate_size)
+
+    def forward(self, hidden: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), position_ids)
+        out: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class Llama(nn.Module):
+    """The DAG. `forward` is only ever traced; the pipeline interpreter calls the blocks."""
+
+    def __init__(self, config: "Config", layers: LayerFactory, topology: Topology) -> None:
+        super().__init__()
+        shape, last = config.model.model_config, topology.pp - 1
+        hidden, vocab = shape.hidden_size, shape.vocab_size
+        rotary = Rotary(
+            head_dim=shape.head_size, theta=shape.rope_theta, max_positions=config.tokens.sequence_length,
+            dtype=layers.dtype,
+        )  # fmt: skip
+        counts = layer_counts(num_layers=shape.num_hidden_layers, pp=topology.pp, head_cost=head_cost(config))
+        self.embed = PipelineBlock(partial(layers.embedding, vocab, hidden), name="model.embed_tokens", stage=0)
+        self.layers = nn.ModuleList(
+            PipelineBlock(partial(DecoderLayer, config, layers, rotary), name=f"model.layers.{i}", stage=stage)
+            for i, stage in enumerate(stage_of_layer(counts))
+        )
+        self.norm = PipelineBlock(partial(_FinalNorm, layers, hidden, shape.rms_norm_eps), name="model", stage=last)
+        self.head = PipelineBlock(partial(layers.head, vocab, hidden), name="lm_head", stage=last)
+        self.ties: tuple[TiedParameter, ...] = ()
+        if shape.tie_word_embeddings:
+            self.ties = (TiedParameter(name=EMBEDDING, sites=((0, EMBEDDING), (last, HEAD))),)
+
+    def forward(
+        self, *, input_ids: TensorPointer, labels: TensorPointer, position_ids: TensorPointer, num_valid: TensorPointer
+    ) -> TensorPointer:
+        hidden = self.embed(input_ids=input_ids)
+        for layer in self.layers:
+            hidden = layer(hidden=hidden, position_ids=position_ids)
+        loss: TensorPointer = self.head(hidden=self.norm(hidden=hidden), labels=labels, num_valid=num_valid)
+        return loss
+
+
+class _FinalNorm(nn.Module):
+    """The norm before the head, nested so that its parameter is called `model.norm.weight`."""
+
+    def __init__(self, layers: LayerFactory, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.norm = layers.norm(hidden_size, eps=eps)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(hidden)
+        return out

@@ -1,0 +1,121 @@
+"""The flat-bucket optimizer: gradient reduction, exact norm, update, weight gathering, for ZeRO-0 and ZeRO-1.
+
+    grads ─(tie sites)─▶ reduce-scatter over dp ─▶ norm² of my shard ─▶ world sum, vote ─▶ clip ─▶ AdamW ─▶ all-gather
+
+ZeRO-0 runs the same reduction and then gathers the summed gradients, so both stages compute the same bits.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+import torch
+
+from trainer.comm import all_gather, all_reduce, reduce_scatter
+from trainer.device import Precision
+from trainer.errors import ConfigError
+from trainer.mesh.context import ParallelContext
+from trainer.optim.adamw import AdamW
+from trainer.optim.layout import Layout, Slot
+from trainer.optim.norm import owned_ranges, square_sum
+from trainer.optim.storage import BucketStorage, allocate
+from trainer.spec import ParamSpec
+
+STATES = ("master", "exp_avg", "exp_avg_sq")
+
+
+class FlatOptimizer:
+    """Weights, gradients and AdamW state of one rank. Raises ConfigError for a ZeRO stage other than 0 or 1."""
+
+    def __init__(
+        self, specs: Sequence[ParamSpec], layout: Layout, ctx: ParallelContext, *, precision: Precision,
+        zero_stage: int, adamw: AdamW,
+    ) -> None:  # fmt: skip
+        if zero_stage not in (0, 1):
+            raise ConfigError(
+                f"optimizer.zero_stage is {zero_stage}; set 0 or 1. Stages 2 and 3 would reduce-scatter gradients once "
+                "per micro-batch under a pipeline, which costs more than they save."
+            )
+        self.specs = {spec.name: spec for spec in specs}
+        self.ctx, self.precision, self.zero_stage, self.adamw = ctx, precision, zero_stage, adamw
+        dp_rank = ctx.get_dp_rank()
+        self.storages = tuple(
+            allocate(bucket, dp_rank=dp_rank, zero_stage=zero_stage, precision=precision, device=ctx.device)
+            for bucket in layout.buckets
+        )
+        self._counted = tuple(
+            owned_ranges(s.bucket, self.specs, shard=s.shard, stage=ctx.get_pp_rank(), tp_rank=ctx.get_tp_rank())
+            for s in self.storages
+        )
+
+    def view(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """(weight, gradient) of a local parameter as views of its bucket. Raises KeyError if it is not here."""
+        storage, slot = self._find(name)
+        part = slice(slot.start, slot.stop)
+        return storage.weights[part].view(slot.local_shape), storage.grads[part].view(slot.local_shape)
+
+    def zero_grads(self) -> None:
+        for storage in self.storages:
+            storage.grads.zero_()
+
+    def reduce_gradients(self) -> torch.Tensor:
+        """Sum gradients over dp (and tp where they are partial); returns norm² of what this rank counts, fp64 scalar.
+
+        Afterwards the held part of `grads` is the global gradient. Comm: 1 reduce-scatter (dp) per bucket, under
+        ZeRO-0 1 all-gather more.
+        """
+        total = torch.zeros((), dtype=torch.float64, device=self.ctx.device)
+        for storage, counted in zip(self.storages, self._counted, strict=True):
+            for slot in storage.bucket.slots:
+                if self.specs[slot.name].tp_partial_grad:
+                    all_reduce(storage.grads[slot.start : slot.stop], self.ctx.tp)
+            shard = reduce_scatter(storage.grads, self.ctx.dp)
+            if self.zero_stage == 0:
+                all_gather(storage.grads, shard, self.ctx.dp)
+            for part in counted:
+                total += square_sum(storage.grads[part])
+        return total
+
+    def update(self, *, lr: float, weight_decay: float, adam_t: int, scale: float) -> None:
+        """One AdamW update with gradients times `scale`, then make live weights follow. Comm: see `publish`."""
+
+        def group(storage: BucketStorage) -> tuple[bool, float]:
+            return storage.bucket.decay, storage.bucket.lr_mult
+
+        for (decays, lr_mult), members in groupby(sorted(self.storages, key=group), key=group):
+            storages = list(members)
+            grads = [s.grads[s.held] for s in storages]
+            if scale != 1.0:
+                torch._foreach_mul_(grads, scale)
+            self.adamw.step(
+                storages, grads, lr=lr * lr_mult, weight_decay=weight_decay if decays else 0.0, adam_t=adam_t
+            )
+        self.publish()
+
+    def publish(self) -> None:
+        """Live weights from master: cast, then gather over dp. Comm: under ZeRO-1 1 all-gather (dp) per bucket."""
+        for storage in self.storages:
+            if not self.precision.is_own_master:
+                storage.weights[storage.held].copy_(storage.master)
+            if self.zero_stage == 1:
+                all_gather(storage.weights, storage.weights[storage.shard], self.ctx.dp)
+
+    def load_weight(self, name: str, value: torch.Tensor) -> None:
+        """Set a local parameter and its held part of master to `value` (local shape, master dtype)."""
+        storage, slot = self._find(name)
+        flat = value.reshape(-1)
+        storage.weights[slot.start : slot.stop].copy_(flat)
+        start, stop = max(slot.start, storage.held.start), min(slot.stop, storage.held.stop)
+        if start < stop:
+            target = storage.master[start - storage.held.start : stop - storage.held.start]
+            target.copy_(flat[start - slot.start : stop - slot.start])
+
+    def state_shards(self) -> Mapping[tuple[str, int], torch.Tensor]:
+        """(state, bucket index) → the held flat storage itself: under ZeRO-1 this dp rank's shard, else the bucket."""
+        return {(state, s.bucket.index): getattr(s, state) for s in self.storages for state in STATES}
+
+    def _find(self, name: str) -> tuple[BucketStorage, Slot]:
+        for storage in self.storages:
+            for slot in storage.bucket.slots:
+                if slot.name == name:
+                    return storage, slot
+        raise KeyError(name)
