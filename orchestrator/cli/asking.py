@@ -1,0 +1,100 @@
+"""What drain, cancel, save-now and export do: leave a request, wait for its answer; run the trainer's converter."""
+
+import time
+from pathlib import Path
+
+import typer
+
+from orchestrator import ledger
+from orchestrator.cli.app import pass_to_trainer
+from orchestrator.cli.places import the_run
+from orchestrator.errors import PawlError, UsageError
+from orchestrator.ledger import Ledger, latest_epoch
+from orchestrator.provenance import whoami
+from orchestrator.records import Verb
+from orchestrator.requests import make_request, new_ulid, write_request
+from orchestrator.rundir import RunPaths, check_owner
+from orchestrator.view import run_view
+from orchestrator.view_records import CheckpointView, RunState, RunView
+
+_POLL_S = 0.2
+_DONE = {
+    Verb.DRAIN: "{run} wrote its last checkpoint and ended. Go on with: pawl resume {run}",
+    Verb.CANCEL: "{run} was ended. Go on from its newest checkpoint with: pawl resume {run}",
+    Verb.SAVE_NOW: "{run} wrote a checkpoint and trains on.",
+}
+
+
+def ask(run: str, verb_text: str, *, timeout_s: float, runs_root: Path | None, site: Path | None) -> int:
+    """Leave the request and wait until the ledger acknowledges it. Ctrl-C leaves the request standing."""
+    verb = Verb(verb_text)
+    paths = the_run(run, runs_root=runs_root, site=site)
+    check_owner(paths)
+    view = run_view(paths.root)
+    if view.state.is_over:
+        typer.echo(f"{view.run} is {view.state}: there is nothing to {verb_text}. `pawl status {view.run}` says more.")
+        return 0
+    request_id = new_ulid()
+    write_request(paths, make_request(verb, by=whoami(), now_unix=time.time()), ulid=request_id)
+    typer.echo(f"Asked {view.run} to {verb_text}; waiting up to {timeout_s:g} s for its answer …")
+    try:
+        result = _wait(paths, request_id, timeout_s=timeout_s)
+    except KeyboardInterrupt:
+        typer.echo(f"\nStopped waiting; the request stands. `pawl status {view.run}` shows when it is done.")
+        return 0
+    if result is None:
+        raise PawlError(_no_answer(view, verb, timeout_s))
+    if result not in ("done", "ok"):
+        raise PawlError(f"{view.run} answered the request to {verb_text}: {result}.")
+    typer.echo(_DONE[verb].format(run=view.run))
+    return 0
+
+
+def _wait(paths: RunPaths, request_id: str, *, timeout_s: float) -> str | None:
+    """The result in the ledger's `request_done` of this request; None after the time is up."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        for event in ledger.read_all(paths.root):
+            if event.kind == "request_done" and event.data.get("id") == request_id:
+                return str(event.data.get("result"))
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_POLL_S)
+
+
+def _no_answer(view: RunView, verb: Verb, timeout_s: float) -> str:
+    """Why there may be no answer, and what to do. The request stays: a supervisor that wakes up will act on it."""
+    known = f"The run is {view.state}" + (f" ({view.state_reason})" if view.state_reason else "")
+    remedy = "look again with a longer --timeout" if view.state is RunState.TRAINING else "see `pawl explain`"
+    return (
+        f"{view.run} did not acknowledge the request to {verb} within {timeout_s:g} s. {known}. The request stands and "
+        f"is acted on as soon as somebody reads it; {remedy} {view.run}."
+    )
+
+
+def export_run(run: str, *, out: Path, step: int | None, runs_root: Path | None, site: Path | None) -> int:
+    """Convert a checkpoint that counts to a Hugging Face folder, by the trainer's own command."""
+    paths = the_run(run, runs_root=runs_root, site=site)
+    view = run_view(paths.root)
+    chosen = choose_checkpoint(view, step)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists already and is not an empty folder. Give another --out.")
+    typer.echo(f"Exporting {chosen.name} of {view.run} to {out}")
+    path = str(paths.checkpoint(chosen.name))
+    code = pass_to_trainer(["convert", "--checkpoint-path", path, "--save-path", str(out), "--target-format", "hf"])
+    if code == 0:
+        writer = Ledger(paths.root, f"cli-{new_ulid()}")
+        writer.append(latest_epoch(ledger.read_all(paths.root)), "export", {"step": chosen.step, "out": str(out)})
+    return code
+
+
+def choose_checkpoint(view: RunView, step: int | None) -> CheckpointView:
+    """The newest checkpoint that counts, or the one of `step`. Raises UsageError listing what there is."""
+    counting = [checkpoint for checkpoint in view.checkpoints if checkpoint.counts]
+    wanted = [checkpoint for checkpoint in counting if step is None or checkpoint.step == step]
+    if wanted:
+        return max(wanted, key=lambda checkpoint: checkpoint.step)
+    if not counting:
+        raise UsageError(f"{view.run} has no complete checkpoint yet. `pawl save-now {view.run}` asks for one.")
+    steps = ", ".join(str(checkpoint.step) for checkpoint in sorted(counting, key=lambda checkpoint: checkpoint.step))
+    raise UsageError(f"{view.run} has no checkpoint of step {step} that counts. There are: {steps}.")
