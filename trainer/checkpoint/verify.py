@@ -59,7 +59,7 @@ def _content_problems(checkpoint: Checkpoint) -> tuple[CheckpointInvalid, ...]:
     return ()
 
 
-def newest_valid(directory: Path) -> Choice:
+def choose_newest(directory: Path) -> Choice:
     """The newest checkpoint of `directory` that verifies completely; for runs without a cycle file.
 
     A directory that does not exist holds none: the first run of all starts fresh.

@@ -16,7 +16,7 @@ from trainer.data.documents import expand_inputs, read_documents
 from trainer.data.format import Metadata, TokenSource, verify
 from trainer.data.prepare import Progress, Request, prepare
 from trainer.data.tokenizer import load_tokenizer, save_tokenizer, train_bpe
-from trainer.errors import DataError, TrainerError
+from trainer.errors import DataError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,15 +57,11 @@ def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the parsed verb. Returns 0, or the exit code of the error after printing it as one paragraph."""
+    """Run the parsed verb; 0, or 88 where `inspect` found problems. Raises DataError."""
     try:
         return int(args.data_verb(args))
-    except TrainerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
     except OSError as error:
-        print(f"error: {error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
-        return DataError.exit_code
+        raise DataError(f"{error.filename or 'A file'}: {error.strerror or error}.") from error
 
 
 def _prepare(args: argparse.Namespace) -> int:

@@ -1,0 +1,203 @@
+"""Write a checkpoint so that it counts only when it is whole.
+
+    rank 0     makes .step-….partial (refuses if the name is taken)
+    each rank  writes its boxes to a file of its own, syncs it, reads it back           no communication
+    all        report size and digest to each other
+    rank 0     checks the sizes it sees, writes index.json and config.yaml, then manifest.json, syncs the folder,
+               renames it to step-…, syncs the parent
+
+A kill at any instant leaves either a complete checkpoint or a `.partial` folder that no reader looks at. Nothing is
+ever overwritten. After a failure that all ranks survive (no space), rank 0 removes the partial folder it made.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainer import __version__
+from trainer.checkpoint.index import build_index
+from trainer.checkpoint.manifest import FileRecord, Manifest
+from trainer.checkpoint.naming import (
+    CONFIG,
+    INDEX,
+    MANIFEST,
+    CheckpointName,
+    box_key,
+    parse_epoch,
+    partial_name,
+    rank_file,
+)
+from trainer.checkpoint.plan import STATES, Piece, owned_boxes, view
+from trainer.checkpoint.shards import RankShards, shards_of
+from trainer.checkpoint.state import RunState
+from trainer.checkpoint.tensorfile import write_tensors
+from trainer.checkpoint.together import SaveFailed, together
+from trainer.data.format import file_xxh3
+from trainer.data.tokenizer import TOKENIZER_JSON, tokenizer_sha256
+from trainer.errors import TrainerError
+from trainer.fsio import fsync_directory, write_atomic
+
+if TYPE_CHECKING:
+    from trainer.engine import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveResult:
+    """A committed checkpoint: its name, the bytes of all its files, the seconds the save took on this rank."""
+
+    name: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the manifest says beside the weights."""
+
+    run: str
+    name: CheckpointName
+    state: RunState
+    config_text: str
+    model_config: Mapping[str, Any]
+    tokenizer: Mapping[str, Any] | None
+
+
+def save_checkpoint(
+    engine: "Engine",
+    state: RunState,
+    *,
+    checkpoints_dir: Path,
+    epoch: str,
+    run: str,
+    config_text: str,
+    tokenizer: str | None,
+) -> SaveResult:
+    """Commit a checkpoint of `state` under `checkpoints_dir`. Comm: 3 all-gathers of a kilobyte (world).
+
+    tokenizer: path of the tokenizer's folder, for the export. Raises SaveFailed on every rank if any rank fails, or if
+    a checkpoint or a leftover of this name exists.
+    """
+    began = time.monotonic()
+    name = CheckpointName(state.step, parse_epoch(epoch))
+    final, partial = checkpoints_dir / str(name), checkpoints_dir / partial_name(name)
+    shards, leads = shards_of(engine), engine.ctx.rank == 0
+    model = engine.config.model
+    facts = Facts(
+        run=run,
+        name=name,
+        state=state,
+        config_text=config_text,
+        model_config={**model.model_config_.model_dump(), "dtype": model.dtype},
+        tokenizer=tokenizer_record(tokenizer),
+    )
+    together(engine.ctx, lambda: begin(final, partial) if leads else {})
+    try:
+        files = together(engine.ctx, lambda: asdict(write_rank(partial, shards)))
+        committed = together(engine.ctx, lambda: commit(partial, final, shards, facts, files) if leads else {})
+    except (OSError, TrainerError) as error:
+        if leads:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise _failed(final, error) from error
+    return SaveResult(name=str(name), bytes=committed[0]["bytes"], seconds=time.monotonic() - began)
+
+
+def _failed(final: Path, error: Exception) -> SaveFailed:
+    return SaveFailed(f"The checkpoint {final} could not be written: {error}. Earlier checkpoints are untouched.")
+
+
+def begin(final: Path, partial: Path) -> dict[str, Any]:
+    """Make the partial folder. Raises SaveFailed if the checkpoint or an unfinished one of the same name exists."""
+    for taken in (final, partial):
+        if taken.exists():
+            raise SaveFailed(
+                f"{taken} exists already. A checkpoint is never overwritten: its name holds step and epoch, so the "
+                "same save was made before. Move it away if it is not wanted."
+            )
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+    except OSError as error:
+        raise _failed(final, error) from error
+    return {}
+
+
+def write_rank(folder: Path, shards: RankShards) -> FileRecord:
+    """Write the boxes this rank owns, sync, read the file back. Raises OSError if other bytes come back."""
+    pieces = owned_boxes(shards.specs, shards.layout, shards.topology, shards.rank, shards.zero_stage)
+    entries = [
+        (box_key(state, piece.name, piece.box.offset), shards.dtype, piece.box.size)
+        for state in STATES
+        for piece in pieces
+    ]
+    path = folder / rank_file(shards.rank)
+    written = write_tensors(path, entries, _arrays(shards, pieces))
+    if file_xxh3(path) != written.xxh3:
+        raise OSError(f"{path}: what is read back is not what was written")
+    return FileRecord(name=path.name, bytes=written.num_bytes, xxh3=written.xxh3)
+
+
+def _arrays(shards: RankShards, pieces: Sequence[Piece]) -> Iterator[NDArray[Any]]:
+    for state in STATES:
+        for piece in pieces:
+            box: torch.Tensor = view(shards.tensors[state, piece.bucket], piece)
+            # detach().cpu() of a CPU tensor is a view: nothing is copied but what crosses from a GPU.
+            yield np.ascontiguousarray(box.detach().cpu().numpy())
+
+
+def commit(
+    partial: Path, final: Path, shards: RankShards, facts: Facts, files: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Check the files of all ranks, write the tables, rename. `files`: one FileRecord as a dict per rank."""
+    records = [FileRecord(**file) for file in files]
+    for record in records:
+        size = (partial / record.name).stat().st_size
+        if size != record.bytes:
+            raise OSError(f"{partial / record.name} has {size:,} bytes here, its rank wrote {record.bytes:,}")
+    index = build_index(
+        shards.specs,
+        shards.topology,
+        layout_of=shards.layout_of,
+        zero_stage=shards.zero_stage,
+        step=facts.state.step,
+        dtype=shards.dtype,
+    )
+    records.append(_write_text(partial / INDEX, json.dumps(index.to_json())))
+    records.append(_write_text(partial / CONFIG, facts.config_text))
+    manifest = Manifest(
+        run=facts.run,
+        step=facts.state.step,
+        epoch=str(facts.name).partition(".")[2],
+        state=facts.state,
+        model_config=facts.model_config,
+        tokenizer=facts.tokenizer,
+        files=tuple(records),
+        pawl_version=__version__,
+        torch_version=torch.__version__,
+        created_unix=time.time(),
+    )
+    fsync_directory(partial)
+    size = _write_text(partial / MANIFEST, json.dumps(manifest.to_json(), indent=2)).bytes
+    partial.rename(final)
+    fsync_directory(final.parent)
+    return {"bytes": manifest.total_bytes + size}
+
+
+def _write_text(path: Path, text: str) -> FileRecord:
+    write_atomic(path, text)
+    return FileRecord(name=path.name, bytes=path.stat().st_size, xxh3=file_xxh3(path))
+
+
+def tokenizer_record(path: str | None) -> dict[str, Any] | None:
+    """{path, sha256} of a tokenizer; sha256 is None where its tokenizer.json is not on this machine."""
+    if path is None:
+        return None
+    file = Path(path) / TOKENIZER_JSON if Path(path).is_dir() else Path(path)
+    return {"path": path, "sha256": tokenizer_sha256(file) if file.is_file() else None}

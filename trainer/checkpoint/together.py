@@ -1,0 +1,64 @@
+"""Do something on every rank and agree whether it worked: a rank that fails alone would leave the others waiting.
+
+Results travel as JSON in a fixed number of bytes, not through torch's object collectives, which unpickle what they
+receive.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.comm import all_gather
+from trainer.errors import CheckpointInvalid, TrainerError
+from trainer.mesh.context import ParallelContext
+
+MESSAGE_BYTES = 1024
+SHOWN_CHARACTERS = 400
+
+
+class SaveFailed(TrainerError):
+    """A checkpoint could not be written; earlier ones are untouched."""
+
+
+def together(ctx: ParallelContext, act: Callable[[], Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Run `act` on every rank and return the small JSON objects of all, in rank order. Comm: 1 all-gather (world).
+
+    If it fails anywhere, every rank raises: the failing one its own error, the others the first rank's, as
+    CheckpointInvalid with the same `bad_file` or as SaveFailed. Also a barrier: nobody returns before all have acted.
+    """
+    error: OSError | TrainerError | None = None
+    try:
+        answer = dict(act())
+    except (OSError, TrainerError) as caught:
+        error = caught
+        bad_file = caught.bad_file if isinstance(caught, CheckpointInvalid) else None
+        answer = {"error": str(caught)[:SHOWN_CHARACTERS], "bad_file": None if bad_file is None else str(bad_file)}
+        if len(json.dumps(answer)) > MESSAGE_BYTES:
+            answer = {"error": "see the log of that rank", "bad_file": None}
+    answers = _gather(ctx, answer)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(answers):
+        if "error" in other:
+            raise _error_of(rank, other)
+    return answers
+
+
+def _error_of(rank: int, answer: Mapping[str, Any]) -> TrainerError:
+    message = f"Rank {rank} reports: {answer['error']}"
+    if answer["bad_file"] is not None:
+        return CheckpointInvalid(message, bad_file=Path(answer["bad_file"]))
+    return SaveFailed(message)
+
+
+def _gather(ctx: ParallelContext, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if ctx.topology.world_size == 1:
+        return [dict(answer)]
+    text = json.dumps(answer).encode().ljust(MESSAGE_BYTES)
+    mine = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(ctx.device)
+    everyone = torch.empty(MESSAGE_BYTES * ctx.topology.world_size, dtype=torch.uint8, device=ctx.device)
+    data = all_gather(everyone, mine, ctx.world).cpu().numpy().tobytes()
+    return [json.loads(data[at : at + MESSAGE_BYTES]) for at in range(0, len(data), MESSAGE_BYTES)]
