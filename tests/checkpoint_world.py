@@ -1,0 +1,139 @@
+"""A whole mesh in one process: every rank's flat buckets, filled with values that say which element they are.
+
+Element i of state s of tensor t holds a number that depends on (s, t, i) alone. So after a save on one mesh and a load
+on another, a rank that reads a wrong tensor, a wrong row, or the padding shows it.
+"""
+
+import math
+import zlib
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer.checkpoint.naming import CheckpointName, partial_name
+from trainer.checkpoint.plan import STATES, held_boxes, view
+from trainer.checkpoint.save import Facts, begin, commit, write_rank
+from trainer.checkpoint.shards import RankShards
+from trainer.checkpoint.state import RunState
+from trainer.mesh.topology import Topology
+from trainer.optim.layout import plan_rank_layout
+from trainer.spec import Init, InitKind, ParamSpec
+
+VOCAB, HIDDEN, FFN, LAYERS = 13, 8, 12, 3
+"""A vocabulary that no tp > 1 divides, so that padding exists; buckets below cut tensors in mid-row."""
+
+BUCKET_NUMEL = 200
+
+
+def make_specs(topology: Topology, *, tied: bool) -> tuple[ParamSpec, ...]:
+    """A small decoder with every kind of tensor: padded and cut by rows, cut by rows, by columns, not cut, tied."""
+    last = topology.pp - 1
+    make_spec = partial(_make_spec, topology.tp)
+    stages = tuple(dict.fromkeys((0, last))) if tied else (0,)
+    specs = [make_spec("model.embed_tokens.weight", (VOCAB, HIDDEN), 0, stages)]
+    for layer in range(LAYERS):
+        stage = min(layer, last)
+        prefix = f"model.layers.{layer}"
+        specs += [
+            make_spec(f"{prefix}.input_layernorm.weight", (HIDDEN,), None, (stage,)),
+            make_spec(f"{prefix}.mlp.gate_proj.weight", (FFN, HIDDEN), 0, (stage,)),
+            make_spec(f"{prefix}.mlp.down_proj.weight", (HIDDEN, FFN), 1, (stage,)),
+        ]
+    specs.append(make_spec("model.norm.weight", (HIDDEN,), None, (last,)))
+    if not tied:
+        specs.append(make_spec("lm_head.weight", (VOCAB, HIDDEN), 0, (last,)))
+    return tuple(specs)
+
+
+def _make_spec(tp: int, name: str, shape: tuple[int, ...], shard_dim: int | None, stages: tuple[int, ...]) -> ParamSpec:
+    padded = tuple(-(-n // tp) * tp if dim == shard_dim else n for dim, n in enumerate(shape))
+    return ParamSpec(
+        name=name,
+        shape=shape,
+        padded_shape=padded,
+        shard_dim=shard_dim,
+        stages=stages,
+        init=Init(kind=InitKind.NORMAL, std=0.02),
+        decay=len(shape) > 1,
+        fan_in=shape[-1],
+        fan_out=shape[0],
+    )
+
+
+def expected(state: str, spec: ParamSpec) -> torch.Tensor:
+    """What the whole canonical tensor holds: a tag of the tensor plus the element number, exact in fp32."""
+    tag = zlib.crc32(f"{state}/{spec.name}".encode()) % 4096
+    return torch.arange(math.prod(spec.shape), dtype=torch.float32).reshape(spec.shape) + tag * 1024.0
+
+
+def empty_rank(specs: Sequence[ParamSpec], topology: Topology, rank: int, *, zero_stage: int) -> RankShards:
+    """A rank whose storage holds a value no tensor has, so that anything not written to is seen."""
+    layout_of = partial(plan_rank_layout, specs, topology, bucket_numel=BUCKET_NUMEL)
+    return RankShards(
+        specs=specs,
+        topology=topology,
+        layout_of=layout_of,
+        rank=rank,
+        zero_stage=zero_stage,
+        tensors={
+            (state, bucket.index): torch.full((bucket.shard_numel if zero_stage else bucket.numel,), -7.0)
+            for bucket in layout_of(rank).buckets
+            for state in STATES
+        },
+    )
+
+
+def filled_rank(specs: Sequence[ParamSpec], topology: Topology, rank: int, *, zero_stage: int) -> RankShards:
+    """A rank as it would be in training: every element tagged, padding and gaps zero."""
+    shards = empty_rank(specs, topology, rank, zero_stage=zero_stage)
+    for tensor in shards.tensors.values():
+        tensor.zero_()
+    by_name = {spec.name: spec for spec in specs}
+    for piece in held_boxes(specs, shards.layout, topology, rank, zero_stage):
+        cells = tuple(slice(o, o + n) for o, n in zip(piece.box.offset, piece.box.size, strict=True))
+        for state in STATES:
+            view(shards.tensors[state, piece.bucket], piece).copy_(expected(state, by_name[piece.name])[cells])
+    return shards
+
+
+def facts(name: CheckpointName, *, state: RunState | None = None) -> Facts:
+    return Facts(
+        run="test",
+        name=name,
+        state=RunState(step=name.step, consumed_samples=8 * name.step) if state is None else state,
+        config_text="general: {}\n",
+        model_config={"model_type": "llama"},
+        tokenizer=None,
+    )
+
+
+def save_world(
+    directory: Path, specs: Sequence[ParamSpec], topology: Topology, *, step: int = 40, zero_stage: int = 1
+) -> Path:
+    """Save as all ranks of a mesh would, one after the other; returns the committed folder."""
+    name = CheckpointName(step, (1, 1, 1))
+    final, partial_dir = directory / str(name), directory / partial_name(name)
+    ranks = [filled_rank(specs, topology, rank, zero_stage=zero_stage) for rank in range(topology.world_size)]
+    begin(final, partial_dir)
+    files = [write_rank(partial_dir, shards) for shards in ranks]
+    commit(
+        partial_dir, final, ranks[0], facts(name), [{"name": f.name, "bytes": f.bytes, "xxh3": f.xxh3} for f in files]
+    )
+    return final
+
+
+def flip_byte(path: Path, at: int) -> None:
+    """Change one bit of one byte of a file in place."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def assert_filled(shards: RankShards) -> None:
+    """Every stored element is what training would have there, padding zero."""
+    right = filled_rank(shards.specs, shards.topology, shards.rank, zero_stage=shards.zero_stage)
+    for key, tensor in shards.tensors.items():
+        np.testing.assert_array_equal(tensor.numpy(), right.tensors[key].numpy(), err_msg=str(key))
