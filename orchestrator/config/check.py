@@ -73,7 +73,7 @@ def run_check(
     problems = [problem_from_dict(item) for item in answer["problems"]]
     foreign = {name: from_json(data) for name, data in answer["foreign"].items()}
     sections = SectionReading(foreign)
-    spec, shape_problems = resolve(sections, answer["facts"])
+    spec, shape_problems = resolve(sections, answer["mesh"])
     problems += [*sections.reading.problems, *shape_problems]
     if spec is not None:
         problems += too_few_gpus(sections, spec, answer["gpus"])

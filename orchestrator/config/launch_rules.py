@@ -1,4 +1,4 @@
-"""Rules over the orchestrator's sections: what Slurm would misread or refuse, and whether the shape fits the world size.
+"""Rules over the orchestrator's sections: what Slurm would misread or refuse, and whether the shape fits the mesh.
 
 Pure: nodes and facts in, problems out. Every rule runs, also when another section is wrong.
 """
@@ -11,8 +11,8 @@ from typing import Any
 from orchestrator.taxonomy import FailureClass
 
 from .problems import Problem, Severity, did_you_mean
-from .spec import SECTIONS, LauncherSpec, MonitoringSpec, NotifySpec, RecoverySpec, RunSpec, SlurmSpec
-from .typed import Partial, Reading, child_of, lookup, read_model, walk
+from .spec import SECTIONS, RunSpec
+from .typed import MissingValue, Partial, Reading, child_of, lookup, read_model, walk
 from .yaml_loader import Mapping, Node, Scalar, Sequence
 
 MAX_RANKS_PER_NODE = 8
@@ -33,8 +33,10 @@ class SectionReading:
         self.sections: dict[str, Any] = {}
         for name, model in SECTIONS.items():
             node = self.root.entries.get(name)
-            empty = node is None or (isinstance(node, Scalar) and node.is_null)
-            self.sections[name] = model() if empty else read_model(node, model, name, self.reading)
+            if node is None or (isinstance(node, Scalar) and node.is_null):
+                self.sections[name] = model()
+            else:
+                self.sections[name] = read_model(node, model, name, self.reading)
         for rule in (_one_line_values, _slurm_forms, _environment, _extra_options, _budgets, _not_yet):
             self.reading.problems.extend(rule(self))
 
@@ -50,9 +52,15 @@ class SectionReading:
         return node if isinstance(node, Scalar) and not node.is_null else None
 
     def problem(
-        self, key: str, message: str, *, found: str | None = None, expected: str | None = None, node: Node | None = None,
+        self,
+        key: str,
+        message: str,
+        *,
+        found: str | None = None,
+        expected: str | None = None,
+        node: Node | None = None,
         severity: Severity = Severity.ERROR,
-    ) -> Problem:  # fmt: skip
+    ) -> Problem:
         at = node or self.node(key)
         return Problem(
             severity=severity, file=at.file, line=at.line, key=key, found=found, expected=expected, message=message
@@ -141,24 +149,24 @@ def _not_yet(of: SectionReading) -> Iterator[Problem]:
         yield of.problem("notify.command", message, severity=Severity.WARNING)
 
 
-def resolve(of: SectionReading, facts: dict[str, Any] | None) -> tuple[RunSpec | None, list[Problem]]:
-    """The whole spec with its shape, or the problems in the way of it. Without facts the shape is unknown: None."""
-    sections = of.sections
-    if facts is None or any(isinstance(section, Partial) for section in sections.values()):
+def resolve(of: SectionReading, mesh: dict[str, int] | None) -> tuple[RunSpec | None, list[Problem]]:
+    """The whole spec with its shape, or the problems in the way of it.
+
+    `mesh`: sizes of the axes and world_size, None when they could not be read; the shape is unknown then.
+    """
+    slurm = of.sections["slurm"]
+    try:
+        asked = slurm.nodes, slurm.ranks_per_node
+    except MissingValue:
         return None, []
-    slurm, recovery, monitoring = sections["slurm"], sections["recovery"], sections["monitoring"]
-    launcher, notify = sections["launcher"], sections["notify"]
-    assert isinstance(slurm, SlurmSpec) and isinstance(recovery, RecoverySpec)
-    assert isinstance(monitoring, MonitoringSpec) and isinstance(launcher, LauncherSpec)
-    assert isinstance(notify, NotifySpec)
-    nodes, ranks = shape(slurm.nodes, slurm.ranks_per_node, facts["world_size"])
-    if nodes * ranks != facts["world_size"]:
-        return None, [_wrong_shape(of, nodes, ranks, facts)]
-    spec = RunSpec(
-        slurm=slurm, recovery=recovery, monitoring=monitoring, launcher=launcher, notify=notify, num_nodes=nodes,
-        ranks_per_node=ranks,
-    )  # fmt: skip
-    return spec, []
+    if mesh is None:
+        return None, []
+    nodes, ranks = shape(*asked, mesh["world_size"])
+    if nodes * ranks != mesh["world_size"]:
+        return None, [_wrong_shape(of, nodes, ranks, mesh)]
+    if any(isinstance(section, Partial) for section in of.sections.values()):
+        return None, []
+    return RunSpec(**of.sections, num_nodes=nodes, ranks_per_node=ranks), []
 
 
 def shape(nodes: int | None, ranks_per_node: int | None, world_size: int) -> tuple[int, int]:
@@ -171,13 +179,13 @@ def shape(nodes: int | None, ranks_per_node: int | None, world_size: int) -> tup
     return nodes, ranks_per_node
 
 
-def _wrong_shape(of: SectionReading, nodes: int, ranks: int, facts: dict[str, Any]) -> Problem:
+def _wrong_shape(of: SectionReading, nodes: int, ranks: int, mesh: dict[str, int]) -> Problem:
     key = "slurm.nodes" if of.value("slurm.nodes") is not None else "slurm.ranks_per_node"
-    mesh = " × ".join(f"{axis} {facts[axis]}" for axis in ("dp", "pp", "tp", "cp") if facts[axis] > 1 or axis != "cp")
-    world = facts["world_size"]
+    axes = " × ".join(f"{axis} {mesh[axis]}" for axis in ("dp", "pp", "tp", "cp") if mesh[axis] > 1 or axis != "cp")
+    world = mesh["world_size"]
     return of.problem(
         key,
-        f"nodes {nodes} × ranks_per_node {ranks} = {nodes * ranks} ranks, but parallelism asks for {mesh} = {world}",
+        f"nodes {nodes} × ranks_per_node {ranks} = {nodes * ranks} ranks, but parallelism asks for {axes} = {world}",
         found=f"{nodes} × {ranks} = {nodes * ranks}",
         expected=_fitting_shapes(nodes, ranks, world),
     )

@@ -9,7 +9,6 @@ size are filled in by `resolve` in `launch_rules.py`.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -25,15 +24,6 @@ class Section(BaseModel):
     """Base of all sections: values of exactly the stated type, no unknown keys, never changed after reading."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class GpuRequest(StrEnum):
-    """How a site wants to hear "all GPUs of the node"."""
-
-    GPUS_PER_NODE = "gpus-per-node"
-    GRES = "gres"
-    GPUS = "gpus"
-    NONE = "none"
 
 
 class SlurmSpec(Section):

@@ -1,9 +1,10 @@
 """`python -m trainer check CONFIG`: every problem at once, the launch facts, and where each value comes from.
 
-    --json prints {schema_version, ok, problems, config, merged, merged_yaml, origins, foreign, facts, fit, gpus}
+    --json prints {schema_version, ok, problems, config, merged, merged_yaml, origins, foreign, mesh, facts, fit, gpus}
         config       the trainer's sections with all defaults, null while something in them is wrong
         merged       the whole layered config as plain data; merged_yaml the same as text that reads back exactly
         foreign      the orchestrator's sections as scalar text with quotes and marks, for it to validate
+        mesh         dp, pp, tp, cp and world_size, known also when something else is wrong
         origins      dotted key → "file:line", "--set …" or "default"
 
 Exit code 0, or 2 when there is an error. Imports no torch.
@@ -115,6 +116,7 @@ def as_json(checked: Checked) -> dict[str, Any]:
         "merged_yaml": to_yaml(loaded.merged),
         "origins": origins(loaded),
         "foreign": loaded.foreign,
+        "mesh": loaded.mesh,
         "facts": checked.facts,
         "fit": None if checked.fit is None else asdict(checked.fit),
         "gpus": [asdict(gpu) for gpu in checked.gpus],

@@ -5,6 +5,7 @@ Loaded.merged    the whole tree with every section, as written (frozen as run.ya
 Loaded.foreign   the orchestrator's sections, untyped: it validates them by its own classes
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from .problems import Problem, Severity, did_you_mean, format_problem, has_error
 from .rules import RULES, judge
 from .rules_data import DATA_RULES
 from .tree import to_json
-from .typed import Partial, Reading, fields_of, read_model
+from .typed import MissingValue, Partial, Reading, fields_of, read_model
 from .yaml_loader import Mapping, load_file
 
 ORCHESTRATOR_SECTIONS = ("slurm", "recovery", "monitoring", "launcher", "notify")
@@ -34,6 +35,7 @@ class Loaded:
     merged: Mapping
     foreign: dict[str, dict[str, Any]]
     problems: tuple[Problem, ...]
+    mesh: dict[str, int] | None
 
     @property
     def ok(self) -> bool:
@@ -53,12 +55,12 @@ def load(path: Path | str, *, site: Path | str | None = None, overrides: Iterabl
     merged, found_paths = substitute_paths(tree)
     problems += [*found_set, *found_paths]
     if unreadable:  # an empty tree would only add 'missing' to what was said about the text
-        return Loaded(config=None, merged=merged, foreign={}, problems=_in_order(problems))
+        return Loaded(config=None, merged=merged, foreign={}, problems=_in_order(problems), mesh=None)
     config, found_own = _own_sections(merged)
     problems += found_own
     foreign = {name: to_json(node) for name, node in merged.entries.items() if name in ORCHESTRATOR_SECTIONS}
     usable = config if isinstance(config, Config) and not has_errors(problems) else None
-    return Loaded(config=usable, merged=merged, foreign=foreign, problems=_in_order(problems))
+    return Loaded(config=usable, merged=merged, foreign=foreign, problems=_in_order(problems), mesh=_mesh_sizes(config))
 
 
 def load_config(path: Path | str) -> Config:
@@ -101,6 +103,15 @@ def _own_sections(merged: Mapping) -> tuple[Config | Partial | None, list[Proble
     problems += reading.problems
     problems += judge(config, tree, (*RULES, *DATA_RULES))
     return config, problems
+
+
+def _mesh_sizes(config: Any) -> dict[str, int] | None:
+    """The axes of a Config or Partial and their product; None where one of them could not be read."""
+    try:
+        sizes = {axis: int(getattr(config.parallelism, axis)) for axis in ("dp", "pp", "tp", "cp")}
+    except MissingValue:
+        return None
+    return {**sizes, "world_size": math.prod(sizes.values())}
 
 
 def _in_order(problems: list[Problem]) -> tuple[Problem, ...]:
