@@ -1,8 +1,8 @@
 """Requests of people: control/<verb>-<ulid>, acted on once, acknowledged in the ledger by their ulid.
 
 A request is a file that appears whole. Whoever acts on it appends `request_done` and removes the file; a crash between
-the two is harmless, because an acknowledged id is never acted on again. A request older than the last `resumed` is void:
-a drain that nobody saw must not stop the run that a person has just resumed.
+the two is harmless, because an acknowledged id is never acted on again. A request older than the last `resumed` is
+void: a drain that nobody saw must not stop the run that a person has just resumed.
 """
 
 import os
