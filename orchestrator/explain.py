@@ -3,7 +3,7 @@ to do now (the exact command), and where the evidence lies. Pure: RunView → te
 """
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from orchestrator.human import duration, number, plural, rate, ratio
 from orchestrator.view_records import DecisionView, IncidentView, RunState, RunView
@@ -51,6 +51,11 @@ def text(view: RunView) -> str:
     width = max(map(len, TITLES))
     answers = explanation(view).lines
     return "\n".join(f"{title:<{width}}  {_one_line(line)}" for title, line in zip(TITLES, answers, strict=True))
+
+
+def to_json(view: RunView) -> dict[str, str]:
+    """The six answers by name, as JSON data."""
+    return asdict(explanation(view))
 
 
 def place(incident: IncidentView) -> str:

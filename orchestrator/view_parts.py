@@ -138,11 +138,11 @@ def incidents_of(
     history: History, events: Iterable[Event], decisions: Sequence[DecisionView]
 ) -> tuple[IncidentView, ...]:
     """Incidents in the order they were noticed, each with its cost once recovered and the decision that followed."""
-    costs = {_text(e.data.get("incident")): _cost(e.data) for e in events if e.kind == "recovered"}
-    return tuple(_incident(incident, costs.get(incident.id), decisions) for incident in history.incidents)
+    recovered = {_text(event.data.get("incident")): event for event in events if event.kind == "recovered"}
+    return tuple(_incident(incident, recovered.get(incident.id), decisions) for incident in history.incidents)
 
 
-def _incident(incident: IncidentHistory, cost: CostView | None, decisions: Sequence[DecisionView]) -> IncidentView:
+def _incident(incident: IncidentHistory, recovered: Event | None, decisions: Sequence[DecisionView]) -> IncidentView:
     return IncidentView(
         id=incident.id,
         unix=incident.unix,
@@ -157,7 +157,8 @@ def _incident(incident: IncidentHistory, cost: CostView | None, decisions: Seque
         message=incident.message or None,
         evidence=incident.evidence,
         fault_unix=incident.fault_unix,
-        cost=cost,
+        recovered_unix=recovered.unix if recovered else None,
+        cost=_cost(recovered.data) if recovered else None,
         decision=next((d for d in decisions if d.unix >= incident.unix), None),
     )
 

@@ -190,6 +190,7 @@ class IncidentView:
     message: str | None
     evidence: tuple[str, ...]
     fault_unix: float | None
+    recovered_unix: float | None
     cost: CostView | None
     decision: DecisionView | None
 
