@@ -1,0 +1,177 @@
+"""A damaged, half-written or forged checkpoint never loads, the file is named, and the one before is found."""
+
+import os
+import pickle
+import signal
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from checkpoint_world import facts, filled_rank, flip_byte, make_specs, save_world
+
+from trainer.checkpoint.load import newest_valid
+from trainer.checkpoint.naming import CheckpointName, parse_epoch, parse_name, partial_name
+from trainer.checkpoint.save import begin, commit, write_rank
+from trainer.checkpoint.together import SaveFailed
+from trainer.checkpoint.verify import choose_newest, problems
+from trainer.errors import CheckpointInvalid
+from trainer.mesh.topology import Topology
+
+MESH = Topology(dp=2, pp=1, tp=1)
+SPECS = make_specs(MESH, tied=True)
+FILES = ["manifest.json", "index.json", "config.yaml", "rank-00000.safetensors", "rank-00001.safetensors"]
+
+
+class Trap:
+    """Unpickling it creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_first(path: Path) -> None:
+    flip_byte(path, 9)
+
+
+def flip_last(path: Path) -> None:
+    flip_byte(path, path.stat().st_size - 3)
+
+
+def replace_by_pickle(path: Path) -> None:
+    path.write_bytes(pickle.dumps(Trap(path.parent / "executed")))
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [empty, halve, flip_first, flip_last, Path.unlink, replace_by_pickle])
+def test_any_damage_to_any_file_is_found_named_and_falls_back_to_the_one_before(damage, name, tmp_path):
+    older = save_world(tmp_path, SPECS, MESH, step=40)
+    newest = save_world(tmp_path, SPECS, MESH, step=50)
+    assert newest_valid(tmp_path) == newest.name
+    damage(newest / name)
+    (found, *_) = problems(newest)
+    assert isinstance(found, CheckpointInvalid) and found.bad_file == newest / name and name in str(found)
+    choice = choose_newest(tmp_path)
+    assert choice.path == older
+    assert [(rejected.name, rejected.bad_file) for rejected in choice.rejected] == [(newest.name, newest / name)]
+    assert not (newest / "executed").exists()
+
+
+def test_half_written_and_stray_entries_are_reported_and_never_chosen(tmp_path, caplog):
+    good = save_world(tmp_path, SPECS, MESH, step=30)
+    cut = save_world(tmp_path, SPECS, MESH, step=40)
+    (cut / "manifest.json").unlink()
+    (tmp_path / "9999").mkdir()
+    (tmp_path / "tmp-40").mkdir()
+    (tmp_path / "50").write_text("")
+    (tmp_path / "step-000000060.a0001g01c0001").write_text("")
+    (tmp_path / ".step-000000070.a0001g01c0001.partial").mkdir()
+    (tmp_path / ".trash-step-000000080.a0001g01c0001").mkdir()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert newest_valid(tmp_path) == good.name
+    assert {rejected.name for rejected in choose_newest(tmp_path).rejected} == {
+        "9999",
+        "tmp-40",
+        "50",
+        "step-000000060.a0001g01c0001",
+        ".step-000000070.a0001g01c0001.partial",
+        cut.name,
+    }
+    assert str(cut / "manifest.json") in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("directory", ["absent", ""])
+def test_the_first_run_of_all_finds_nothing_and_that_is_no_error(directory, tmp_path):
+    assert newest_valid(tmp_path / directory) is None
+
+
+def test_equal_steps_are_ordered_by_the_epoch_of_their_writer(tmp_path):
+    path = save_world(tmp_path, SPECS, MESH, step=40)
+    path.rename(path.with_name("step-000000040.a0010g01c0001"))
+    save_world(tmp_path, SPECS, MESH, step=40)
+    assert newest_valid(tmp_path) == "step-000000040.a0010g01c0001"
+
+
+def test_names_round_trip_and_others_are_no_checkpoints():
+    name = CheckpointName(12500, parse_epoch("a0003g01c0002"))
+    assert str(name) == "step-000012500.a0003g01c0002" and parse_name(str(name)) == name
+    for other in ("step-12500.a0003g01c0002", "step-000012500", partial_name(name), ".quarantine-" + str(name), "50"):
+        assert parse_name(other) is None
+
+
+def test_a_save_never_overwrites_a_checkpoint_or_a_leftover(tmp_path):
+    final = save_world(tmp_path, SPECS, MESH)
+    partial = tmp_path / partial_name(parse_name(final.name))
+    with pytest.raises(SaveFailed, match="exists already"):
+        begin(final, partial)
+    assert problems(final) == () and not partial.exists()
+    final.rename(partial)
+    with pytest.raises(SaveFailed, match="exists already"):
+        begin(final, partial)
+    assert (partial / "manifest.json").exists()
+
+
+def test_a_file_that_shrank_before_the_commit_stops_it(tmp_path):
+    name = CheckpointName(10, (1, 1, 1))
+    final, partial = tmp_path / str(name), tmp_path / partial_name(name)
+    ranks = [filled_rank(SPECS, MESH, rank, zero_stage=1) for rank in range(2)]
+    begin(final, partial)
+    files = [asdict(write_rank(partial, shards)) for shards in ranks]
+    halve(partial / "rank-00001.safetensors")
+    with pytest.raises(OSError, match="rank-00001"):
+        commit(partial, final, ranks[0], facts(name), files)
+    assert newest_valid(tmp_path) is None
+
+
+def test_kill_minus_9_at_any_point_of_a_save_leaves_the_previous_checkpoint(tmp_path):
+    older = save_world(tmp_path, SPECS, MESH, step=40)
+    name = CheckpointName(50, (1, 1, 2))
+    final, partial = tmp_path / str(name), tmp_path / partial_name(name)
+    ranks = [filled_rank(SPECS, MESH, rank, zero_stage=1) for rank in range(2)]
+    outcomes = []
+    for kill_at in range(1, 100):
+        child = os.fork()
+        if child == 0:
+            die_at(kill_at)
+            begin(final, partial)
+            commit(partial, final, ranks[0], facts(name), [asdict(write_rank(partial, shards)) for shards in ranks])
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        outcomes.append(newest_valid(tmp_path))
+        assert outcomes[-1] in (older.name, final.name) and problems(older) == ()
+        if not os.WIFSIGNALED(status):
+            break
+        for leftover in (partial, final):
+            if leftover.exists():
+                leftover.rename(tmp_path / f".trash-{kill_at}-{leftover.name}")
+    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
+    assert outcomes[-1] == final.name and len(outcomes) > 15 and outcomes.count(older.name) > 12
+
+
+def die_at(call: int) -> None:
+    """Make the `call`-th system call that changes a directory or syncs a file the last thing this process does."""
+    left = call
+
+    def counted(function):
+        def wrapped(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    for verb in ("mkdir", "rename", "replace", "fsync", "open"):
+        setattr(os, verb, counted(getattr(os, verb)))
