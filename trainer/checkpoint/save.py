@@ -200,4 +200,7 @@ def tokenizer_record(path: str | None) -> dict[str, Any] | None:
     if path is None:
         return None
     file = Path(path) / TOKENIZER_JSON if Path(path).is_dir() else Path(path)
-    return {"path": path, "sha256": tokenizer_sha256(file) if file.is_file() else None}
+    if not file.is_file():
+        return {"path": path, "sha256": None}
+    # Absolute, because the export may be made from another working directory than the run's.
+    return {"path": str(Path(path).resolve()), "sha256": tokenizer_sha256(file)}

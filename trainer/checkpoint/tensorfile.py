@@ -107,13 +107,15 @@ class TensorFile:
         if not isinstance(header, dict):
             raise ValueError("its header is not a JSON object")
         self.entries = {entry.key: entry for entry in _entries(header, base=8 + length, size=size)}
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
 
     def array(self, key: str) -> NDArray[Any]:
-        """A read-only view of one tensor; bfloat16 as its uint16 bits. KeyError: the file does not hold it."""
+        """One tensor, mapped read-only; bfloat16 as its uint16 bits. KeyError: the file does not hold it."""
         entry = self.entries[key]
-        data = self._bytes[entry.start : entry.start + entry.num_bytes]
-        return data.view(_NUMPY[entry.dtype]).reshape(entry.shape)
+        if entry.num_bytes == 0:
+            return np.empty(entry.shape, _NUMPY[entry.dtype])
+        # One map per tensor, not per file: its pages leave the process with the array, so that reading a whole
+        # checkpoint never holds more than the tensors in use.
+        return np.memmap(self.path, dtype=_NUMPY[entry.dtype], mode="r", offset=entry.start, shape=entry.shape)
 
 
 def _entries(header: Mapping[str, Any], *, base: int, size: int) -> Iterator[TensorEntry]:

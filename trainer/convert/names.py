@@ -1,0 +1,45 @@
+"""Canonical names ↔ Hugging Face names, one table for both directions.
+
+Inside pawl a tensor has the name, the shape and the row order that `LlamaForCausalLM` gives it (rotary halves, nothing
+fused), so a line differs only where another family would differ. A name that no line matches is an error: a tensor that
+is silently left out is a model that talks nonsense.
+"""
+
+import re
+from collections.abc import Iterator
+
+LLAMA: tuple[tuple[str, str], ...] = (
+    ("model.embed_tokens.weight", "model.embed_tokens.weight"),
+    ("model.layers.{layer}.input_layernorm.weight", "model.layers.{layer}.input_layernorm.weight"),
+    ("model.layers.{layer}.self_attn.q_proj.weight", "model.layers.{layer}.self_attn.q_proj.weight"),
+    ("model.layers.{layer}.self_attn.k_proj.weight", "model.layers.{layer}.self_attn.k_proj.weight"),
+    ("model.layers.{layer}.self_attn.v_proj.weight", "model.layers.{layer}.self_attn.v_proj.weight"),
+    ("model.layers.{layer}.self_attn.o_proj.weight", "model.layers.{layer}.self_attn.o_proj.weight"),
+    ("model.layers.{layer}.post_attention_layernorm.weight", "model.layers.{layer}.post_attention_layernorm.weight"),
+    ("model.layers.{layer}.mlp.gate_proj.weight", "model.layers.{layer}.mlp.gate_proj.weight"),
+    ("model.layers.{layer}.mlp.up_proj.weight", "model.layers.{layer}.mlp.up_proj.weight"),
+    ("model.layers.{layer}.mlp.down_proj.weight", "model.layers.{layer}.mlp.down_proj.weight"),
+    ("model.norm.weight", "model.norm.weight"),
+    ("lm_head.weight", "lm_head.weight"),
+)
+"""(canonical, Hugging Face) for each kind of tensor of the Llama family."""
+
+_TABLES = {"llama": LLAMA}
+
+
+def to_hf(name: str, model_type: str) -> str:
+    """Hugging Face's name of a canonical tensor. KeyError for a tensor or family it does not know."""
+    return _renamed(name, ((canonical, hf) for canonical, hf in _TABLES[model_type]))
+
+
+def from_hf(name: str, model_type: str) -> str:
+    """The canonical name of a Hugging Face tensor. KeyError for a tensor or family it does not know."""
+    return _renamed(name, ((hf, canonical) for canonical, hf in _TABLES[model_type]))
+
+
+def _renamed(name: str, table: Iterator[tuple[str, str]]) -> str:
+    for pattern, target in table:
+        match = re.fullmatch(re.escape(pattern).replace(r"\{layer\}", r"(?P<layer>\d+)"), name)
+        if match is not None:
+            return target.format(**match.groupdict())
+    raise KeyError(name)
