@@ -63,6 +63,11 @@ def moment(unix: float | None) -> str:
     return UNKNOWN if unix is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
 
 
+def moment_utc(unix: float | None) -> str:
+    """UTC, to the second."""
+    return UNKNOWN if unix is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(unix))
+
+
 def plural(value: int, noun: str) -> str:
     """1 step · 3 steps"""
     return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
