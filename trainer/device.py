@@ -83,3 +83,8 @@ def memory_bytes(device: torch.device) -> tuple[int, int] | None:
 def statistics_dtype(compute: torch.dtype) -> torch.dtype:
     """Where sums over many elements are taken inside layers: at least float32."""
     return torch.promote_types(compute, torch.float32)
+
+
+def device_name(device: torch.device) -> str | None:
+    """The vendor's name of an accelerator, such as 'NVIDIA H100 80GB HBM3'; None on a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None

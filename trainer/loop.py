@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from trainer.beat import BeatWriter, Phase, Word
 from trainer.checkpoint.state import RunState
@@ -99,7 +99,7 @@ class Taken:
     num_valid: int
     lr: float
     skipped: str | None
-    agreed: int
+    agreed: Word
     seconds: float
     data_wait_s: float
 
@@ -144,10 +144,10 @@ class TrainLoop:
             while state.step < self.plan.train_steps:
                 taken = self.take_step(state)
                 state = taken.state
-                word = self.control.word_of(taken.agreed)
+                word = taken.agreed
                 self.finish_step(taken, save_s=self.save_if_due(state, word))
-                if taken.agreed:
-                    self.control.acknowledge(taken.agreed)
+                if word is not Word.NONE:
+                    self.control.acknowledge()
                 if word is Word.DRAIN and state.step < self.plan.train_steps:
                     return LoopEnd(state=state, drained=True, checkpoint=self.checkpoint)
         finally:
@@ -161,10 +161,17 @@ class TrainLoop:
         lr = self.plan.lr(step)
         if in_windows(step, state.skip_windows):
             # The batch is not even read: it may be the very thing that has to be skipped.
-            after = advance(state, self.plan.cost, updated=False)
-            seconds = time.perf_counter() - began
-            return Taken(state=after, loss=None, grad_norm=None, num_valid=0, lr=lr, skipped="skip_window", agreed=0,
-                         seconds=seconds, data_wait_s=0.0)  # fmt: skip
+            return Taken(
+                state=advance(state, self.plan.cost, updated=False),
+                loss=None,
+                grad_norm=None,
+                num_valid=0,
+                lr=lr,
+                skipped="skip_window",
+                agreed=Word.NONE,
+                seconds=time.perf_counter() - began,
+                data_wait_s=0.0,
+            )
         self.beats.beat(Phase.DATA)
         batch = self.loader.batch(state.step, state.consumed_samples)
         data_wait_s = time.perf_counter() - began
@@ -177,21 +184,20 @@ class TrainLoop:
             control_word=self.control.wish(),
         )
         seconds = time.perf_counter() - began
+        if not result.finite:
+            self.report_nonfinite(step, state, result)
         trained = result.skipped is None
-        taken = Taken(
+        return Taken(
             state=advance(state, self.plan.cost, updated=trained),
             loss=result.loss if trained else None,
             grad_norm=result.grad_norm if trained else None,
             num_valid=result.num_valid,
             lr=lr,
             skipped=result.skipped,
-            agreed=result.control_word,
+            agreed=Word(result.control_word),
             seconds=seconds,
             data_wait_s=data_wait_s,
         )
-        if not result.finite:
-            self.report_nonfinite(taken)
-        return taken
 
     def save_if_due(self, state: RunState, word: Word) -> float | None:
         """Checkpoint at the interval, at the last step and when asked; once per border. Seconds it blocked, or None."""
@@ -266,17 +272,17 @@ class TrainLoop:
             unix=time.time(),
         )
 
-    def report_nonfinite(self, taken: Taken) -> None:
-        """Count and journal a step that nobody took, then raise NonFiniteError. No step is completed by it."""
+    def report_nonfinite(self, step: int, state: RunState, result: StepResultLike) -> NoReturn:
+        """Count a step that nobody took and raise NonFiniteError. It is not a completed step and gets no line."""
         stats = self.beats.stats
         stats.nonfinite_steps_total += 1
         stats.last_unix = time.time()
         self.beats.publish_stats()
+        last_sample = state.consumed_samples + self.plan.cost.samples - 1
         raise NonFiniteError(
-            f"Step {taken.state.step} is not finite: loss {taken.loss}, gradient norm {taken.grad_norm}, over samples "
-            f"{taken.state.consumed_samples - self.plan.cost.samples} to {taken.state.consumed_samples - 1}. No rank "
-            f"has updated its weights. Resume before it, with [{taken.state.step}, {taken.state.step}] in skip_windows "
-            f"if the same step fails again."
+            f"Step {step} is not finite: loss {result.loss}, gradient norm {result.grad_norm}, over samples "
+            f"{state.consumed_samples} to {last_sample}. No rank has updated its weights. If the same step fails again "
+            f"after a resume, its samples are the cause: pass over them, or lower the learning rate."
         )
 
     def validate(self, state: RunState) -> None:

@@ -15,8 +15,9 @@ import traceback
 from argparse import Namespace
 from dataclasses import replace
 
+from trainer.alone import choose_and_clear
 from trainer.beat import BeatWriter, Phase, open_beats
-from trainer.checkpoint.load import load_checkpoint, newest_valid
+from trainer.checkpoint.load import load_checkpoint
 from trainer.checkpoint.naming import CheckpointName, parse_name
 from trainer.checkpoint.save import SaveResult, save_checkpoint
 from trainer.checkpoint.state import RunState
@@ -143,8 +144,12 @@ class TrainerProcess:
 
     def newest(self, context: ParallelContext) -> str | None:
         """The newest checkpoint that verifies, as rank 0 sees it; None when there is none. Comm: 1 all-reduce."""
-        name = newest_valid(self.launch.checkpoints_dir) if context.rank == 0 else None
-        parsed = parse_name(name) if name is not None else None
+        name = None
+        if context.rank == 0:
+            name, passed_over = choose_and_clear(self.launch.checkpoints_dir)
+            for reason in passed_over:
+                say(context, f"not used: {reason}")
+        parsed = None if name is None else parse_name(name)
         step, *epoch = agree(context, (-1, 0, 0, 0) if parsed is None else (parsed.step, *parsed.epoch))
         return None if step < 0 else str(CheckpointName(step, (epoch[0], epoch[1], epoch[2])))
 

@@ -23,12 +23,12 @@ class Rank:
 
 
 def border(*ranks: Rank) -> Word:
-    """One step border: agree by MAX, do it, acknowledge."""
+    """One step border: agree on the largest, do it, acknowledge."""
     agreed = max(rank.control.wish() for rank in ranks)
     if agreed:
         for rank in ranks:
-            rank.control.acknowledge(agreed)
-    return Control.word_of(agreed)
+            rank.control.acknowledge()
+    return agreed
 
 
 def test_nothing_asked_nothing_done() -> None:
@@ -68,8 +68,13 @@ def test_a_signal_drains_without_an_agent() -> None:
     assert rank.drain.signal_name == "SIGTERM"
 
 
-def test_a_wish_is_exact_in_single_precision() -> None:
-    """The wish may travel in an fp32 tensor, whose integers end at 2²⁴."""
-    rank = Rank(0)
-    rank.agent_says((1 << 20) - 1, Word.DRAIN)
-    assert rank.control.wish() < 1 << 24
+def test_two_requests_at_once_are_one_for_those_who_saw_both() -> None:
+    first, late = Rank(0), Rank(1)
+    first.agent_says(2, Word.SAVE)
+    assert border(first, late) is Word.SAVE
+    late.agent_says(2, Word.SAVE)
+    assert border(first, late) is Word.SAVE, "one save too many is harmless"
+    assert border(first, late) is Word.NONE
+    for rank in (first, late):
+        rank.agent_says(3, Word.SAVE)
+    assert border(first, late) is Word.SAVE, "one too few would not be"
