@@ -225,7 +225,7 @@ def _one_before(c: CycleContext) -> str | None:
 def _checkpoint_invalid(c: CycleContext) -> Decision | None:
     if c.fault is None or c.fault.cls is not FailureClass.CHECKPOINT_INVALID or c.remedy is None:
         return None
-    nodes = choose_nodes(c.seen, c.health, leave=c.fault.must_leave)
+    nodes = choose_nodes(c.seen, c.health, leave=c.fault.must_leave) or _same_places(c)
     if nodes is None:
         return None
     return _decide(
@@ -240,15 +240,20 @@ def _checkpoint_invalid(c: CycleContext) -> Decision | None:
     )
 
 
+def _same_places(c: CycleContext) -> tuple[str, ...] | None:
+    """The nodes of the last cycle, when none of them must leave: a node that cannot be judged just now is not bad."""
+    names = tuple(node.name for node in c.seen.training)
+    leaving = c.fault is not None and bool(c.fault.must_leave)
+    return names if len(names) == c.seen.num_nodes and not leaving else None
+
+
 def _repair(c: CycleContext, *, level: Level) -> Decision | None:
     """L1 or L2: another cycle in this allocation."""
     if c.fault is None or c.remedy is None or c.remedy.level is not level:
         return None
     leave = c.remedy.exclude if level is Level.L2 else ()
-    nodes = choose_nodes(c.seen, c.health, leave=leave)
-    if nodes is None and level is Level.L1:
-        nodes = tuple(node.name for node in c.seen.training)
-    if nodes is None:
+    nodes = choose_nodes(c.seen, c.health, leave=leave) or (_same_places(c) if level is Level.L1 else None)
+    if nodes is None or c.fault.cls is FailureClass.CHECKPOINT_INVALID:
         return None
     return _decide(
         Action.RESTART,
@@ -271,6 +276,7 @@ def _new_attempt(c: CycleContext) -> Decision | None:
         level=Level.L4,
         outcome="continue",
         resume_from=c.resume_from,
+        quarantine=c.fault.bad_checkpoint,
         exclude=c.remedy.exclude,
         fault=c.fault,
         backoff_s=c.remedy.backoff_s,
