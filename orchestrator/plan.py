@@ -14,14 +14,13 @@ variables of the caller are scrubbed at submission, so the name shown is the one
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from orchestrator.config.spec import PhaseLimitSpec, RecoverySpec, RunSpec, SlurmSpec
 from orchestrator.errors import UsageError
+from orchestrator.policy import DEFAULT_LIMITS, PhaseLimit
 from orchestrator.quoting import check_text, check_variable, is_secret
 from orchestrator.records import LaunchFacts
-
-if TYPE_CHECKING:
-    from orchestrator.config.spec import RunSpec, SlurmSpec
 
 PLACEHOLDERS = (
     *("{nnodes}", "{node_rank}", "{ranks_per_node}", "{master_addr}", "{master_port}"),
@@ -93,6 +92,7 @@ class LaunchPlan:
     plain_torchrun: tuple[str, ...]
     recovery: dict[str, Any]
     monitoring: dict[str, Any]
+    keep_last: int
 
     def to_json(self) -> dict[str, Any]:
         """The content of plan.json: what the supervisor and the local launcher need besides run.yaml."""
@@ -116,11 +116,12 @@ class LaunchPlan:
             "torchrun": list(self.torchrun),
             "recovery": self.recovery,
             "monitoring": self.monitoring,
+            "checkpoints": {"keep_last": self.keep_last},
         }
 
 
 def plan_launch(
-    spec: "RunSpec",
+    spec: RunSpec,
     facts: LaunchFacts,
     *,
     run_dir: Path,
@@ -133,6 +134,7 @@ def plan_launch(
     lead_s: int | None = None,
     plain: bool = False,
     config: str = "run.yaml",
+    keep_last: int = 2,
 ) -> LaunchPlan:
     """The plan of attempt `attempt`; absolute `run_dir` and `python`. `lead_s`: a learned warning time.
 
@@ -150,7 +152,6 @@ def plan_launch(
         *(python, "-m", "orchestrator", "supervise", "--run-dir", str(run_dir)),
         *("--attempt", str(attempt), "--launcher", launcher, "--"),
     )
-    variables = dict(spec.slurm.env)
     return LaunchPlan(
         run=facts.run,
         attempt=attempt,
@@ -171,17 +172,18 @@ def plan_launch(
             plain=plain,
         ),
         prologue=_prologue(spec.slurm),
-        env=_settings(variables, nonce=None if plain else nonce),
-        secrets_file=SECRETS_FILE if any(is_secret(name) for name in variables) else None,
+        env=_settings(spec, nonce=None if plain else nonce),
+        secrets_file=SECRETS_FILE if any(is_secret(name) for name in spec.slurm.env) else None,
         supervise=supervise,
         torchrun=torchrun,
         plain_torchrun=_plain_torchrun(spec, run_dir=run_dir, python=python, config=config),
-        recovery=spec.recovery.model_dump(mode="json"),
+        recovery=_recovery(spec.recovery),
         monitoring=spec.monitoring.model_dump(mode="json"),
+        keep_last=keep_last,
     )  # fmt: skip
 
 
-def _check_sizes(spec: "RunSpec", facts: LaunchFacts) -> None:
+def _check_sizes(spec: RunSpec, facts: LaunchFacts) -> None:
     """Nodes × ranks per node must be the mesh: the shell would otherwise wait for ranks that never come."""
     if spec.num_nodes * spec.ranks_per_node != facts.world_size:
         raise UsageError(
@@ -201,7 +203,7 @@ def _torchrun(*, run_dir: Path, python: str, config: str) -> tuple[str, ...]:
     )
 
 
-def _plain_torchrun(spec: "RunSpec", *, run_dir: Path, python: str, config: str) -> tuple[str, ...]:
+def _plain_torchrun(spec: RunSpec, *, run_dir: Path, python: str, config: str) -> tuple[str, ...]:
     """Without node rank, head and port, which each task adds from its own environment."""
     return (
         str(Path(python).parent / "torchrun"),
@@ -211,7 +213,7 @@ def _plain_torchrun(spec: "RunSpec", *, run_dir: Path, python: str, config: str)
 
 
 def _directives(
-    spec: "RunSpec",
+    spec: RunSpec,
     facts: LaunchFacts,
     *,
     run_dir: Path,
@@ -224,7 +226,8 @@ def _directives(
 ) -> tuple[Directive, ...]:
     slurm = spec.slurm
     spares = 0 if plain else spec.recovery.spares
-    log = str(run_dir / "attempts" / f"{attempt:04d}" / "slurm-%j.log") if not plain else str(run_dir / "slurm-%j.log")
+    # Nobody makes the folders of a plain job, and Slurm loses a job whose output folder does not exist.
+    log = f"{workdir}/slurm-%j.log" if plain else f"{run_dir}/attempts/{attempt:04d}/slurm-%j.log"
     lead = slurm.signal_lead_s or lead_s or DEFAULT_LEAD_S
     rows: list[tuple[str, str | int | bool | None, str]] = [
         ("job-name", slurm.job_name or facts.run, "slurm.job_name" if slurm.job_name else "general.run"),
@@ -250,7 +253,7 @@ def _directives(
         ("comment", f"pawl {nonce}", "slurm"),
         ("chdir", workdir, "the work folder"),
         # % starts a pattern in --output only; a folder may have it in its name.
-        ("output", slurm.output or _escape_pattern(log), "slurm.output" if slurm.output else "the run directory"),
+        ("output", slurm.output or _escape_pattern(log), "slurm.output" if slurm.output else "the log file"),
     ]
     own = tuple(
         Directive(flag=flag, value=None if value is True else str(value), key=key)
@@ -265,7 +268,7 @@ def _escape_pattern(path: str) -> str:
     return f"{head.replace('%', '%%')}/{name}"
 
 
-def _gpu_row(spec: "RunSpec") -> tuple[str, str | None, str]:
+def _gpu_row(spec: RunSpec) -> tuple[str, str | None, str]:
     """Sites accept different spellings of "all GPUs of the node", so the form is the site's choice."""
     count = spec.ranks_per_node if not spec.slurm.gpu_type else f"{spec.slurm.gpu_type}:{spec.ranks_per_node}"
     match str(spec.slurm.gpu_request):
@@ -294,7 +297,7 @@ def _extra(argument: str, index: int) -> Directive:
     return Directive(flag=match["flag"], value=match["value"], key=key)
 
 
-def _prologue(slurm: "SlurmSpec") -> tuple[str, ...]:
+def _prologue(slurm: SlurmSpec) -> tuple[str, ...]:
     """The user's set-up lines. They are shell by declaration; a directive among them would be ignored by sbatch."""
     lines = tuple((slurm.prologue or "").rstrip("\n").split("\n")) if slurm.prologue else ()
     for number, line in enumerate(lines, start=1):
@@ -307,16 +310,32 @@ def _prologue(slurm: "SlurmSpec") -> tuple[str, ...]:
     return lines
 
 
-def _settings(variables: dict[str, str], *, nonce: str | None) -> tuple[Setting, ...]:
-    """The job's variables, names letter for letter; secret ones are left to the secrets file."""
-    named = {check_variable(name, key="slurm.env"): value for name, value in variables.items()}
-    settings = [
-        Setting(name=name, value=check_text(str(value), key=f"slurm.env.{name}"), key=f"slurm.env.{name}")
-        for name, value in named.items()
-        if not is_secret(name)
-    ]
-    # User code comes by model.python_path, never by the folder the job happens to start in.
-    own = [Setting(name="PYTHONSAFEPATH", value="1", key="pawl")]
+def _settings(spec: RunSpec, *, nonce: str | None) -> tuple[Setting, ...]:
+    """The job's variables: pawl's defaults, then the config's, names letter for letter; secret ones are left out."""
+    own = {"PYTHONSAFEPATH": "1"}  # user code comes by model.python_path, never by the folder a job starts in
     if nonce is not None:
-        own.append(Setting(name="PAWL_NONCE", value=nonce, key="pawl"))
-    return tuple(own + settings)
+        own["PAWL_NONCE"] = nonce
+    threads = spec.launcher.threads_per_rank or (spec.slurm.cpus_per_task or 0) // spec.ranks_per_node
+    if threads:
+        own["OMP_NUM_THREADS"] = str(threads)
+    if spec.launcher.network_interface:
+        own |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), spec.launcher.network_interface)
+    settings = [Setting(name=name, value=value, key="launcher") for name, value in own.items()]
+    for name, value in spec.slurm.env.items():
+        check_variable(name, key="slurm.env")
+        if not is_secret(name):
+            text = check_text(value, key=f"slurm.env.{name}")
+            settings.append(Setting(name=name, value=text, key=f"slurm.env.{name}"))
+    return tuple(settings)
+
+
+def _recovery(spec: RecoverySpec) -> dict[str, Any]:
+    """The section as plain data, with every phase limit whole: those inside the job read no defaults of ours."""
+    data = spec.model_dump(mode="json", exclude={"phase_limits"})
+    given = {phase: getattr(spec.phase_limits, phase) for phase in DEFAULT_LIMITS}
+    return data | {"phase_limits": {phase: _limit(given[phase], base) for phase, base in DEFAULT_LIMITS.items()}}
+
+
+def _limit(given: PhaseLimitSpec | None, base: PhaseLimit) -> dict[str, float]:
+    values = {} if given is None else given.model_dump(exclude_none=True)
+    return {name: float(values.get(name, getattr(base, name))) for name in ("floor_s", "factor", "ceiling_s")}

@@ -32,7 +32,9 @@ def whoami() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def collect_provenance(*, config_path: Path, overrides: Sequence[str], workdir: Path, now_unix: float) -> dict[str, Any]:
+def collect_provenance(
+    *, config_path: Path, overrides: Sequence[str], workdir: Path, now_unix: float
+) -> dict[str, Any]:
     """The record. Runs git twice; takes versions from package metadata, without importing the packages."""
     return {
         "schema_version": 1,

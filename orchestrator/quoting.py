@@ -57,7 +57,7 @@ def check_variable(name: str, *, key: str) -> str:
     """`name` letter for letter when it is a shell identifier. Raises UsageError naming `key` otherwise."""
     if not _IDENTIFIER.fullmatch(name):
         raise UsageError(
-            f"{key}: {name[:80]!r} is no environment variable name. Use letters, digits and _, not starting with a digit."
+            f"{key}: {name[:80]!r} is no name of an environment variable. Use letters, digits and _, no digit first."
         )
     return name
 

@@ -1,6 +1,6 @@
 """A checked config becomes a run directory: all of it, or nothing.
 
-    check ─▶ name free? ─▶ room and rights? ─▶ build .NAME.….making/ ─rename▶ RUNS_ROOT/NAME ─▶ controller.reconcile_once
+    check ─▶ name free? ─▶ room and rights? ─▶ build .NAME.….making/ ─rename▶ RUNS_ROOT/NAME ─▶ controller
 
 The directory is built under another name beside its place and renamed when it is complete, so that an interrupted or
 failed submit leaves no half run, and two submits of one name end in one run and one clear refusal.

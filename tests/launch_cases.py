@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.spec import LauncherSpec, MonitoringSpec, NotifySpec, RecoverySpec, RunSpec, SlurmSpec
 from orchestrator.plan import LaunchPlan, plan_launch
 from orchestrator.records import LaunchFacts, MemoryPerRank
 
@@ -64,24 +65,13 @@ def make_plan(
     )
 
 
-def make_spec(*, slurm: dict[str, Any], spares: int = 1) -> Any:
-    from types import SimpleNamespace
-
-    names = (
-        "partition account qos time constraint reservation gpu_type cpus_per_task mem nodelist exclude signal_lead_s "
-        "job_name output prologue container"
-    )
-    section = {name: None for name in names.split()} | {
-        "env": {},
-        "extra": [],
-        "exclusive": True,
-        "gpu_request": "gpus-per-node",
-    }
-    dump = lambda **_: {}
-    return SimpleNamespace(
-        slurm=SimpleNamespace(**section | slurm),
+def make_spec(*, slurm: dict[str, Any], spares: int = 1) -> RunSpec:
+    return RunSpec(
+        slurm=SlurmSpec(**slurm),
+        recovery=RecoverySpec(spares=spares),
+        monitoring=MonitoringSpec(),
+        launcher=LauncherSpec(),
+        notify=NotifySpec(),
         num_nodes=2,
         ranks_per_node=4,
-        recovery=SimpleNamespace(spares=spares, model_dump=dump),
-        monitoring=SimpleNamespace(model_dump=dump),
     )

@@ -9,7 +9,7 @@ arguments and nothing else: the code behind a command is imported when that comm
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
@@ -65,13 +65,13 @@ def pass_to_trainer(argv: Sequence[str]) -> int:
                 continue  # the terminal sent it to the child as well, which decides how to end
 
 
-def _command() -> "typer.main.TyperCommand | typer.main.TyperGroup":
+def _command() -> Callable[..., object]:
     """The assembled command tree; importing the modules registers their commands."""
     from orchestrator.cli import control, launch, look
 
     for module in (launch, look, control):
         module.register(app)
-    return typer.main.get_command(app)  # type: ignore[return-value]
+    return typer.main.get_command(app)
 
 
 def _before_dashes(argv: Sequence[str]) -> Sequence[str]:

@@ -9,9 +9,11 @@ from orchestrator.cli.places import runs_folder, the_run
 from orchestrator.errors import RunHeld
 from orchestrator.runs import list_runs
 from orchestrator.view import run_view, to_json
-from orchestrator.view_records import RunState, RunView
+from orchestrator.view_records import RunState
 
-_STILL_RUNNING = "Stopped looking; the run {run} goes on. Look again with `pawl watch {run}`, end it with `pawl drain {run}`."
+_STILL_RUNNING = (
+    "Stopped looking; the run {run} goes on. Look again with `pawl watch {run}`, end it with `pawl drain {run}`."
+)
 
 
 def show_status(run: str | None, *, runs_root: Path | None, site: Path | None, as_json: bool) -> int:
@@ -45,18 +47,7 @@ def watch_directory(run_dir: Path) -> int:
     """Watch; Ctrl-C ends the watching only. Exit code: 0, 1 when the run FAILED, 3 when it is HELD."""
     from orchestrator import watch
 
-    try:
-        watch.run(run_dir)
-    except KeyboardInterrupt:
-        typer.echo("\n" + _STILL_RUNNING.format(run=run_dir.name))
-        return 0
-    return exit_code_of(run_view(run_dir))
-
-
-def exit_code_of(view: RunView) -> int:
-    """What a script should learn from the state of a run that it waited for."""
-    codes = {RunState.HELD: RunHeld.exit_code, RunState.FAILED: 1}
-    return codes.get(view.state, 0)
+    return watch.run(run_dir)
 
 
 def show_logs(run: str, *, follow: bool, rank: int | None, runs_root: Path | None, site: Path | None) -> int:
@@ -88,9 +79,7 @@ def write_report(run: str, *, out: Path | None, runs_root: Path | None, site: Pa
     from orchestrator import report
 
     paths = the_run(run, runs_root=runs_root, site=site)
-    target = out or paths.root / "report.html"
-    report.main_report(paths.root, target)
-    typer.echo(f"Wrote {target}")
+    typer.echo(f"Wrote {report.write_report(paths.root, out)}")
     return 0
 
 

@@ -1,1 +1,1 @@
-"""Slurm's edge: `text` parses what its commands print (pure), `environment` cleans what they are given, `client` runs them."""
+"""Slurm's edge: `text` parses what it prints (pure), `environment` cleans what it is given, `client` runs it."""

@@ -17,6 +17,7 @@
 # It resumes from the newest checkpoint that verifies; submit the file again to go on.
 
 export PYTHONSAFEPATH=1
+export OMP_NUM_THREADS=16
 
 fail() {
   echo "pawl: $*" >&2

@@ -38,6 +38,7 @@ module load cuda/12.6
 
 export PYTHONSAFEPATH=1
 export PAWL_NONCE=0123456789abcdef
+export OMP_NUM_THREADS=16
 export NCCL_DEBUG=INFO
 export http_proxy=http://proxy:3128
 # secret variables stand in a file that only their owner reads

@@ -1,0 +1,135 @@
+"""What `pawl check` prints: problems, what was not checked here, memory, launch facts, origins."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from orchestrator.config.check import CheckResult, run_check
+from orchestrator.config.problems import Severity, format_problem
+from orchestrator.config.site import find_site
+from orchestrator.config.spec import RunSpec
+from orchestrator.errors import UsageError
+from orchestrator.quoting import REDACTED, is_secret
+from orchestrator.records import LaunchFacts
+from orchestrator.redact import redact
+
+_GB = 1e9
+
+
+def check_config(
+    config: Path, *, overrides: tuple[str, ...], here: bool, show: bool, site: Path | None, as_json: bool
+) -> int:
+    """Check and print; 0, or 2 when there is an error."""
+    result = redact(run_check(config, overrides=overrides, site=find_site(site), here=here))
+    if as_json:
+        typer.echo(json.dumps(as_data(result), indent=2, ensure_ascii=False))
+    else:
+        for line in report(result, show=show):
+            typer.echo(line)
+    return 0 if result.ok else UsageError.exit_code
+
+
+def as_data(result: CheckResult) -> dict[str, Any]:
+    """The document of --json."""
+    spec = result.spec
+    return {
+        "schema_version": 1,
+        "ok": result.ok,
+        "problems": [problem.as_dict() for problem in result.problems],
+        "facts": None if result.facts is None else asdict(result.facts),
+        "launch": None if spec is None else launch_data(spec),
+        "fit": result.fit,
+        "merged": result.merged,
+        "origins": result.origins,
+    }
+
+
+def launch_data(spec: RunSpec) -> dict[str, Any]:
+    """How many nodes and ranks the job has, and what of the config runs as the user's own code."""
+    return {
+        "nodes": spec.num_nodes,
+        "spares": spec.recovery.spares,
+        "ranks_per_node": spec.ranks_per_node,
+        "launcher": spec.launcher.kind,
+        "executed": list(spec.executed),
+    }
+
+
+def report(result: CheckResult, *, show: bool) -> Iterator[str]:
+    """The verdict for a person."""
+    for problem in result.problems:
+        if problem.severity is not Severity.UNCHECKED:
+            yield format_problem(problem)
+    if result.unchecked:
+        yield "Not checked on this machine (--here and submit require it):"
+        yield from (
+            f"  {problem.key}: {problem.message} {problem.found or ''}".rstrip() for problem in result.unchecked
+        )
+    if show:
+        yield from values(result)
+    if result.facts is not None:
+        yield from facts_table(result.facts)
+        yield from fit_lines(result.fit)
+    if result.spec is not None:
+        yield from launch_lines(result.spec)
+    errors = sum(problem.severity is Severity.ERROR for problem in result.problems)
+    yield "ok" if result.ok else f"{errors} error{'s' * (errors != 1)}: not usable as it stands"
+
+
+def facts_table(facts: LaunchFacts) -> Iterator[str]:
+    """Sizes of the run, and where the memory of the fullest rank goes."""
+    mesh = " × ".join(f"{axis} {getattr(facts, axis)}" for axis in ("dp", "pp", "tp", "cp"))
+    yield f"run         {facts.run}: {facts.train_steps:,} steps, {facts.train_steps * facts.tokens_per_step:,} tokens"
+    yield f"ranks       {facts.world_size} = {mesh}"
+    samples, length = facts.samples_per_step, facts.sequence_length
+    yield f"step        {samples:,} samples × {length:,} = {facts.tokens_per_step:,} tokens"
+    size = facts.checkpoint_bytes / _GB
+    yield f"parameters  {facts.num_params:,} ({facts.compute_dtype}); a checkpoint is {size:.3g} GB"
+    memory = asdict(facts.memory_per_rank_bytes)
+    yield "memory of the fullest rank, estimated:"
+    width = max(map(len, memory))
+    yield from (f"  {name:<{width}}  {size / _GB:9.3f} GB" for name, size in memory.items())
+
+
+def fit_lines(fit: dict[str, Any] | None) -> Iterator[str]:
+    """Whether it fits the GPU that is known; the problems say what would, where it does not."""
+    if fit is not None and fit.get("fits"):
+        yield f"fits        {fit['gpu']}; micro_batch_size could be up to {fit['largest_micro_batch']}"
+
+
+def launch_lines(spec: RunSpec) -> Iterator[str]:
+    """Nodes, spares, and the parts of the config that are executed."""
+    spares = f" + {spec.recovery.spares} hot spare{'s' * (spec.recovery.spares != 1)}" if spec.recovery.spares else ""
+    where = "on this machine" if spec.launcher.kind == "local" else "by Slurm"
+    yield f"launch      {spec.num_nodes} nodes × {spec.ranks_per_node} ranks{spares}, started {where}"
+    yield from (f"executes    {item}" for item in spec.executed)
+
+
+def values(result: CheckResult) -> Iterator[str]:
+    """Every value with its origin, defaults included."""
+    sections = dict(result.config or {})
+    if result.spec is not None:
+        for name in ("slurm", "recovery", "monitoring", "launcher", "notify"):
+            sections[name] = getattr(result.spec, name).model_dump(mode="json")
+    leaves = dict(_leaves(result.merged)) | dict(_leaves(sections))
+    for key in sorted(leaves):
+        value = REDACTED if key.startswith("slurm.env.") and is_secret(key.removeprefix("slurm.env.")) else leaves[key]
+        yield f"{key} = {json.dumps(value, ensure_ascii=False)}    [{_origin(key, result.origins)}]"
+
+
+def _origin(key: str, origins: dict[str, str]) -> str:
+    """The origin of a key, or of the list it stands for."""
+    below = next((where for name, where in origins.items() if name.startswith(f"{key}.")), "default")
+    return origins.get(key, below)
+
+
+def _leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(data, dict) and data:
+        for key, value in data.items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, data
