@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -91,6 +90,7 @@ class Agent:
     def run(self) -> int:
         """Until Quit or until the supervisor is lost; nothing of this node runs afterwards."""
         self._defect, advice = check_node(self._context, self._plan.ranks_per_node)
+        self._jobs.submit("metrics", self._serve_metrics)
         for remark in filter(None, (self._defect, advice)):
             print(f"agent {self._context.node}: {remark}", flush=True)
         while self._quit is None:
@@ -106,6 +106,19 @@ class Agent:
                 return self._orphaned(now)
         self._leave()
         return 0
+
+    def _serve_metrics(self) -> int:
+        # In the worker's thread and only now: the client library must not delay the first beat.
+        from orchestrator.exporter import serve
+        from orchestrator.metrics import node_samples
+
+        labels = {"run": self._plan.run, "node": self._context.node}
+        host = "127.0.0.1" if self._plan.launcher == "local" else ""
+        return serve(
+            lambda: node_samples(self.stats.blocks(), labels, monotonic_ns=time.monotonic_ns()),
+            host=host,
+            port=self._plan.agent_port,
+        ).port
 
     def _notice_lateness(self, now: float) -> None:
         gap, self._looked = now - self._looked, now
@@ -144,7 +157,6 @@ class Agent:
                 pid=os.getpid(),
                 attempt=self._context.attempt,
                 address=self._own_address,
-                metrics_port=self.metrics_port,
                 cycle=self._cycle_number if self._cycle is not None else 0,
                 defect=self._defect,
             )
@@ -192,10 +204,14 @@ class Agent:
     def _finish_jobs(self, now: float) -> None:
         self._floor.results()
         for result in self._jobs.results():
-            if isinstance(result.error, PawlError | OSError):
+            if result.name == "metrics" and result.error is not None:
+                print(f"agent {self._context.node}: no /metrics here: {result.error}", flush=True)
+            elif isinstance(result.error, PawlError | OSError):
                 self._say(Refused(cycle=self._cycle_number, why=str(result.error)))
             elif result.error is not None:
                 raise result.error
+            elif result.name == "metrics":
+                self.metrics_port = result.value
             elif isinstance(result.value, Prepared):
                 self._start(result.value, now)
             elif isinstance(result.value, Stopped):
@@ -258,6 +274,7 @@ class Agent:
                 p99_s=self._durations.all_p99_s(),
                 signal=self._signal,
                 late=self._late,
+                metrics_port=self.metrics_port,
             )
         )
         if now >= self._next_record and self._floor.pending == 0:
@@ -356,7 +373,7 @@ def build(argv: list[str]) -> Agent:
     )
 
 
-def main(argv: list[str], *, serve_metrics: Callable[[Agent], int | None] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """`python -m orchestrator agent …`; the exit code."""
     try:
         agent = build(argv)
@@ -367,6 +384,4 @@ def main(argv: list[str], *, serve_metrics: Callable[[Agent], int | None] | None
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, agent.note_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if serve_metrics is not None:
-        agent.metrics_port = serve_metrics(agent)
     return agent.run()

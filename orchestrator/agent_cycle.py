@@ -270,6 +270,7 @@ def _exit_verdict(watch: RankWatch, code: int, now: float) -> Verdict:
         quiet_s=now - watch.moved_at,
         limit_s=None,
         message=f"rank {watch.rank} {how} in {watch.phase}",
+        ago_s=0.0 if watch.gone_since is None else now - watch.gone_since,
         exit_code=code,
     )
 

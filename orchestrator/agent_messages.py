@@ -39,7 +39,10 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What an agent concluded about a rank: `quiet_s` since it last moved, `limit_s` what is allowed, if limited."""
+    """What an agent concluded about a rank. `ago_s`: how long ago that began; `limit_s`: what is allowed, if limited.
+
+    `exit_code` is torchrun's word about the rank; a negative one is minus the signal.
+    """
 
     kind: VerdictKind
     rank: int
@@ -48,6 +51,7 @@ class Verdict:
     quiet_s: float
     limit_s: float | None
     message: str
+    ago_s: float = 0.0
     exit_code: int | None = None
 
 
@@ -59,7 +63,6 @@ class Hello:
     pid: int
     attempt: int
     address: str
-    metrics_port: int | None = None
     cycle: int = 0
     defect: str | None = None
 
@@ -75,6 +78,7 @@ class Report:
     p99_s: dict[str, float] = field(default_factory=dict)
     signal: str | None = None
     late: bool = False
+    metrics_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

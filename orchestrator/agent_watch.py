@@ -101,16 +101,17 @@ def judge(watch: RankWatch, now: float, *, policy: Policy, durations: Durations)
     limit = policy.limit_s(watch.phase, durations.p99_s(watch.phase))
     grace = stopped_grace_s(policy)
     stopped = 0.0 if watch.stopped_since is None else now - watch.stopped_since
-    found: tuple[VerdictKind, float | None, str] | None = None
+    gone = 0.0 if watch.gone_since is None else now - watch.gone_since
+    found: tuple[VerdictKind, float | None, str, float] | None = None
     if watch.phase != "exit" and watch.gone_is_settled(now):
-        found = (VerdictKind.EXITED, None, "is gone")
+        found = (VerdictKind.EXITED, None, "is gone", gone)
     elif watch.stopped_since is not None and stopped >= grace:
-        found = (VerdictKind.STOPPED, grace, f"is stopped (state T) for {stopped:.1f} s")
+        found = (VerdictKind.STOPPED, grace, f"is stopped (state T) for {stopped:.1f} s", stopped)
     elif quiet > limit:
-        found = (VerdictKind.PHASE_LIMIT, limit, f"stands still for {quiet:.1f} s (limit {limit:.1f} s)")
+        found = (VerdictKind.PHASE_LIMIT, limit, f"stands still for {quiet:.1f} s (limit {limit:.1f} s)", quiet)
     if found is None or found[0] in watch.judged:
         return None
-    kind, limit_s, what = found
+    kind, limit_s, what, ago_s = found
     watch.judged.add(kind)
     return Verdict(
         kind=kind,
@@ -120,4 +121,5 @@ def judge(watch: RankWatch, now: float, *, policy: Policy, durations: Durations)
         quiet_s=quiet,
         limit_s=limit_s,
         message=f"rank {watch.rank} {what} in {watch.phase}",
+        ago_s=ago_s,
     )

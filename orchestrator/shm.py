@@ -22,7 +22,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Self
 
-from orchestrator.records import Epoch, Unreadable
+from orchestrator.epochs import Epoch
+from orchestrator.records import Unreadable
 
 MAGIC = b"PAWLSHM1"
 VERSION = 1
