@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.feistel import permute, round_keys
+from trainer.data.feistel import permute_one, round_keys
 
 MAX_BLOCK = 1 << 20
 
@@ -131,8 +131,7 @@ class Mixture:
         drawn = self._drawn_before[stage][source] + block * shares[source] + int(numbers[place])
         epoch, position = divmod(drawn, self.num_samples[source])
         keys = round_keys(seed=self.seed, source=source, epoch=epoch)
-        index = permute(np.asarray([position]), self.num_samples[source], keys)
-        return Draw(source=source, epoch=epoch, index=int(index[0]))
+        return Draw(source=source, epoch=epoch, index=permute_one(position, self.num_samples[source], keys))
 
 
 def prefix_counts(shares: tuple[int, ...], length: int) -> tuple[int, ...]:
