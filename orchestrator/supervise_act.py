@@ -32,7 +32,6 @@ from orchestrator.supervise_nodes import Nodes
 from orchestrator.supervise_start import Teardown, end_cycle, new_epoch, send_start, write_cycle
 from orchestrator.supervise_times import CycleTimes, Recovery
 
-
 _GATHER_S = 3.0
 
 

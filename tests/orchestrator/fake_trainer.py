@@ -2,9 +2,9 @@
 
     fake_trainer.py --nnodes N --node-rank R --nproc-per-node G --run-dir D --cycle F --shm S --steps 20 …
 
-What goes wrong, and where, stands in faults.json of the run directory, each fault for one cycle: {"cycle": 1, "rank": 2,
-"step": 5, "kind": "crash" | "hang" | "stop" | "save_slow" | "code", "value": …}. Ranks meet at a step border through
-files, so a missing rank keeps the others waiting, as a collective does.
+What goes wrong, and where, stands in faults.json of the run directory, each fault for one cycle: {"cycle": 1,
+"rank": 2, "step": 5, "kind": "crash" | "hang" | "stop" | "save_slow" | "code", "value": …}. Ranks meet at a step border
+through files, so a missing rank keeps the others waiting, as a collective does.
 """
 
 import argparse
