@@ -57,14 +57,17 @@ def read_text(path: Path, *, limit: int = MAX_RECORD_BYTES) -> str | None:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
         return None
-    with os.fdopen(fd, "rb") as file:
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return None
-            data = file.read(limit + 1)
-            return None if len(data) > limit else data.decode()
-        except (OSError, UnicodeDecodeError):
+    try:
+        # A folder must be refused here: fdopen would raise on it and leak the descriptor.
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
             return None
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(limit + 1)
+        return None if len(data) > limit else data.decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    finally:
+        os.close(fd)
 
 
 def list_names(path: Path) -> tuple[str, ...] | None:
