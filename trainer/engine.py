@@ -81,6 +81,7 @@ class Engine:
         self.stage = ctx.get_pp_rank()
         self.precision = precision(config.model.dtype)
         self.specs: tuple[ParamSpec, ...] = param_specs(config, ctx.topology)
+        self.bucket_numel = bucket_numel
         self.layout = plan_rank_layout(self.specs, ctx.topology, ctx.rank, bucket_numel=bucket_numel)
         factory = config.optimizer.optimizer_factory
         adamw = AdamW(beta1=factory.adam_beta1, beta2=factory.adam_beta2, eps=factory.adam_eps)

@@ -13,7 +13,7 @@ import torch
 
 from trainer.checkpoint.index import TORCH_NAMES
 from trainer.mesh.topology import Topology
-from trainer.optim.layout import DEFAULT_BUCKET_NUMEL, Layout, plan_rank_layout
+from trainer.optim.layout import Layout, plan_rank_layout
 from trainer.spec import ParamSpec
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class RankShards:
 
 def shards_of(engine: "Engine") -> RankShards:
     """The shards of a live engine; the tensors are its own storage, not copies."""
-    numel = getattr(engine, "bucket_numel", DEFAULT_BUCKET_NUMEL)
+    numel = engine.bucket_numel
     layout_of = partial(plan_rank_layout, engine.specs, engine.topology, bucket_numel=numel)
     assert layout_of(engine.ctx.rank) == engine.layout, "the index would not describe what this rank stores"
     return RankShards(
