@@ -125,7 +125,7 @@ class TrainLoop:
         beats: BeatWriter,
         control: Control,
         journal: Journal,
-        save: Callable[[RunState], SavedLike],
+        save: Callable[[RunState, Callable[[], None]], SavedLike],
         memory: Callable[[], tuple[int, int]],
     ) -> None:
         self.engine, self.loader, self.plan = engine, loader, plan
@@ -145,7 +145,7 @@ class TrainLoop:
                 taken = self.take_step(state)
                 state = taken.state
                 word = taken.agreed
-                self.finish_step(taken, save_s=self.save_if_due(state, word))
+                self.finish_step(taken)
                 if word is not Word.NONE:
                     self.control.acknowledge()
                 if word is Word.DRAIN and state.step < self.plan.train_steps:
@@ -199,37 +199,51 @@ class TrainLoop:
             data_wait_s=data_wait_s,
         )
 
-    def save_if_due(self, state: RunState, word: Word) -> float | None:
-        """Checkpoint at the interval, at the last step and when asked; once per border. Seconds it blocked, or None."""
-        due = state.step % self.plan.checkpoint_interval == 0 or state.step == self.plan.train_steps
-        if not due and word is Word.NONE:
-            return None
-        self.beats.beat(Phase.SAVE, step=state.step, collective_seq=self.engine.collective_seq)
-        began = time.perf_counter()
-        saved = self._save(state)
-        seconds = time.perf_counter() - began
-        self.checkpoint = saved.name
-        stats = self.beats.stats
-        stats.checkpoint_saves_total += 1
-        stats.checkpoint_blocking_seconds_sum += seconds
-        stats.checkpoint_last_step, stats.checkpoint_last_unix = state.step, time.time()
-        stats.checkpoint_bytes = saved.bytes
-        return seconds
-
-    def finish_step(self, taken: Taken, *, save_s: float | None) -> None:
-        """Publish a completed step: beat, stats, journal; then collect garbage if it is time."""
+    def finish_step(self, taken: Taken) -> None:
+        """Publish a completed step (beat, stats, journal), with a checkpoint if one is due; then collect garbage."""
         state = taken.state
-        loss = math.nan if taken.loss is None else taken.loss
         self.beats.beat(
-            step=state.step, collective_seq=self.engine.collective_seq, loss=loss, tokens=state.consumed_tokens
+            step=state.step,
+            collective_seq=self.engine.collective_seq,
+            loss=math.nan if taken.loss is None else taken.loss,
+            tokens=state.consumed_tokens,
         )
         self.count(taken)
-        self.journal.step(self.line(taken, save_s=save_s), train_steps=self.plan.train_steps)
+        if self.is_save_due(state, taken.agreed):
+            self.save(taken)
+        else:
+            self.write_line(taken, save_s=None)
+        self.beats.publish_stats()
         if state.step % GC_INTERVAL_STEPS == 0:
             gc.collect()
 
+    def is_save_due(self, state: RunState, word: Word) -> bool:
+        """At the interval, at the last step and when asked; a border has one save whatever the reasons."""
+        at_interval = state.step % self.plan.checkpoint_interval == 0
+        return at_interval or state.step == self.plan.train_steps or word is not Word.NONE
+
+    def save(self, taken: Taken) -> None:
+        """Commit a checkpoint of the state after a step. The step's line is written just before the commit.
+
+        The other way round, a kill between the two would leave a checkpoint whose last step no line tells of, and the
+        resumed run would not train it again.
+        """
+        self.beats.beat(Phase.SAVE)
+        began = time.perf_counter()
+        saved = self._save(taken.state, lambda: self.write_line(taken, save_s=time.perf_counter() - began))
+        self.checkpoint = saved.name
+        stats = self.beats.stats
+        stats.checkpoint_saves_total += 1
+        stats.checkpoint_blocking_seconds_sum += time.perf_counter() - began
+        stats.checkpoint_last_step, stats.checkpoint_last_unix = taken.state.step, time.time()
+        stats.checkpoint_bytes = saved.bytes
+
+    def write_line(self, taken: Taken, *, save_s: float | None) -> None:
+        """Journal a completed step; only rank 0 keeps a journal."""
+        self.journal.step(self.line(taken, save_s=save_s), train_steps=self.plan.train_steps)
+
     def count(self, taken: Taken) -> None:
-        """Add a step to the stats of this process and publish them."""
+        """Add a step to the stats of this process."""
         stats, cost = self.beats.stats, self.plan.cost
         stats.steps_total += 1
         stats.tokens_total += cost.tokens
@@ -246,7 +260,6 @@ class TrainLoop:
         stats.mfu = math.nan if rate.mfu is None else rate.mfu
         stats.memory_allocated_bytes, stats.memory_peak_bytes = self._memory()
         stats.last_unix = time.time()
-        self.beats.publish_stats()
 
     def line(self, taken: Taken, *, save_s: float | None) -> TrainLine:
         """The train.jsonl line of a step."""

@@ -13,6 +13,7 @@ import os
 import time
 import traceback
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import replace
 
 from trainer.alone import choose_and_clear
@@ -96,7 +97,7 @@ class TrainerProcess:
                 beats=beats,
                 control=Control(beats, drain),
                 journal=journal,
-                save=lambda state: self.save(engine, state, config),
+                save=lambda state, before_commit: self.save(engine, state, config, before_commit),
                 memory=lambda: memory_bytes(context.device) or (0, 0),
             )
             return self.finish(loop, state, context)
@@ -179,7 +180,7 @@ class TrainerProcess:
             weight_decay=lambda step: weight_decay_at(step, decay),
         )
 
-    def save(self, engine: Engine, state: RunState, config: Config) -> SaveResult:
+    def save(self, engine: Engine, state: RunState, config: Config, before_commit: Callable[[], None]) -> SaveResult:
         """Commit a checkpoint. Comm: collective over all ranks."""
         saved = save_checkpoint(
             engine,
@@ -189,6 +190,7 @@ class TrainerProcess:
             run=config.general.run,
             config_text=self.launch.config_file.read_text(encoding="utf-8"),
             tokenizer=None if config.tokenizer is None else config.tokenizer.tokenizer_name_or_path,
+            before_commit=before_commit,
         )
         self.checkpoint = saved.name
         return saved

@@ -102,8 +102,10 @@ class Harness:
             weight_decay=lambda step: 0.1,
         )  # fmt: skip
 
-    def save(self, state: RunState) -> Saved:
+    def save(self, state: RunState, before_commit: Callable[[], None]) -> Saved:
         assert self.beats.phase is Phase.SAVE
+        before_commit()
+        assert self.lines()[-1]["step"] == state.step, "whoever finds the checkpoint finds the step's line"
         self.saves.append(state)
         return Saved(name=f"step-{state.step:09d}.{EPOCH.text}")
 

@@ -13,7 +13,7 @@ ever overwritten. After a failure that all ranks survive (no space), rank 0 remo
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,11 +79,13 @@ def save_checkpoint(
     run: str,
     config_text: str,
     tokenizer: str | None,
+    before_commit: Callable[[], None] | None = None,
 ) -> SaveResult:
     """Commit a checkpoint of `state` under `checkpoints_dir`. Comm: 3 all-gathers of a kilobyte (world).
 
-    tokenizer: path of the tokenizer's folder, for the export. Raises SaveFailed on every rank if any rank fails, or if
-    a checkpoint or a leftover of this name exists.
+    tokenizer: path of the tokenizer's folder, for the export. before_commit: called on rank 0 when all is written and
+    verified, just before the rename: what it records is on disk whenever the checkpoint is. Raises SaveFailed on every
+    rank if any rank fails, or if a checkpoint or a leftover of this name exists.
     """
     began = time.monotonic()
     name = CheckpointName(state.step, parse_epoch(epoch))
@@ -101,7 +103,9 @@ def save_checkpoint(
     together(engine.ctx, lambda: begin(final, partial) if leads else {})
     try:
         files = together(engine.ctx, lambda: asdict(write_rank(partial, shards)))
-        committed = together(engine.ctx, lambda: commit(partial, final, shards, facts, files) if leads else {})
+        committed = together(
+            engine.ctx, lambda: commit(partial, final, shards, facts, files, before_commit) if leads else {}
+        )
     except (OSError, TrainerError) as error:
         if leads:
             shutil.rmtree(partial, ignore_errors=True)
@@ -153,7 +157,12 @@ def _arrays(shards: RankShards, pieces: Sequence[Piece]) -> Iterator[NDArray[Any
 
 
 def commit(
-    partial: Path, final: Path, shards: RankShards, facts: Facts, files: Sequence[Mapping[str, Any]]
+    partial: Path,
+    final: Path,
+    shards: RankShards,
+    facts: Facts,
+    files: Sequence[Mapping[str, Any]],
+    before_commit: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Check the files of all ranks, write the tables, rename. `files`: one FileRecord as a dict per rank."""
     records = [FileRecord(**file) for file in files]
@@ -185,6 +194,8 @@ def commit(
     )
     fsync_directory(partial)
     size = _write_text(partial / MANIFEST, json.dumps(manifest.to_json(), indent=2)).bytes
+    if before_commit is not None:
+        before_commit()
     partial.rename(final)
     fsync_directory(final.parent)
     return {"bytes": manifest.total_bytes + size}
