@@ -1,0 +1,95 @@
+"""run.py in this process: whatever goes wrong before the loop, the rank says so in its outcome and never raises."""
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_run
+from record_factory import CYCLE
+
+from trainer import run as run_module
+from trainer.launch import read_launch
+from trainer.run import TrainerProcess
+
+
+@pytest.fixture(autouse=True)
+def _signals_stay_pytests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(run_module, "install_alone", lambda flag: None)
+    monkeypatch.setattr(run_module, "install_supervised", lambda stacks: None)
+    yield
+
+
+def process(config: Path, run_dir: Path, *, cycle: Path | None = None, **env: str) -> TrainerProcess:
+    args = Namespace(config_file=config, run_dir=run_dir, cycle=cycle, shm=None)
+    return TrainerProcess(read_launch(args, env))
+
+
+def outcome(trainer: TrainerProcess) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((trainer.launch.cycle_dir / "outcomes" / "rank-00000.json").read_text())
+    return body
+
+
+@pytest.mark.parametrize("world_size", ["1", "3", "8"])
+def test_each_rank_checks_the_world_size_before_it_connects(tmp_path: Path, world_size: str) -> None:
+    trainer = process(tiny_run.make(tmp_path, dp=2), tmp_path / "run", WORLD_SIZE=world_size)
+    assert trainer.run() == 78
+    left = outcome(trainer)
+    assert left["kind"] == "config_error"
+    assert f"{world_size} ranks" in left["message"]
+    assert "= 2" in left["message"]
+    assert left["phase"] == "INIT"
+
+
+def test_a_missing_config_file(tmp_path: Path) -> None:
+    trainer = process(tmp_path / "none.yaml", tmp_path / "run")
+    assert trainer.run() == 78
+    assert "none.yaml" in outcome(trainer)["message"]
+
+
+def test_missing_data_is_a_data_error(tmp_path: Path) -> None:
+    config = tiny_run.make(tmp_path)
+    (tmp_path / "data" / "b" / "metadata.json").unlink()
+    trainer = process(config, tmp_path / "run")
+    assert trainer.run() == 88
+    assert outcome(trainer)["kind"] == "data_error"
+
+
+def test_an_unreadable_cycle_is_a_crash_with_words(tmp_path: Path) -> None:
+    cycle = tmp_path / "run" / "attempts" / "0001" / "cycles" / "0001" / "cycle.json"
+    cycle.parent.mkdir(parents=True)
+    cycle.write_text("{")
+    trainer = process(tiny_run.make(tmp_path), tmp_path / "run", cycle=cycle)
+    assert trainer.run() == 1
+    assert "is not JSON" in outcome(trainer)["message"]
+
+
+def test_an_unexpected_error_is_a_crash_with_its_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(*_args: object, **_named: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(run_module, "Loader", explode)
+    trainer = process(tiny_run.make(tmp_path), tmp_path / "run")
+    assert trainer.run() == 1
+    left = outcome(trainer)
+    assert (left["kind"], left["message"]) == ("crashed", "RuntimeError: out of luck")
+    assert left["exception"]["frame"].endswith("in explode")
+
+
+def test_a_disk_that_takes_no_outcome_does_not_keep_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object, **_named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_module, "write_outcome", full)
+    assert process(tmp_path / "none.yaml", tmp_path / "run").run() == 78
+
+
+def test_a_cycle_of_another_size_is_refused(tmp_path: Path) -> None:
+    cycle = tmp_path / "run" / "attempts" / "0001" / "cycles" / "0001" / "cycle.json"
+    cycle.parent.mkdir(parents=True)
+    cycle.write_text(json.dumps(CYCLE))
+    trainer = process(tiny_run.make(tmp_path), tmp_path / "run", cycle=cycle)
+    assert trainer.run() == 78
+    assert "cycle.json says 2 ranks (1 nodes × 2 ranks per node)" in outcome(trainer)["message"]
