@@ -113,7 +113,7 @@ def _did(view: RunView) -> str:
             f"Stopped relaunching, because {view.stop.reason or 'of no given reason'} [{view.stop.rule or 'no rule'}]"
         )
     decision = view.last_decision
-    if view.incidents and view.incidents[-1].decision is not None and not view.state.is_over:
+    if view.incidents and view.incidents[-1].decision is not None:
         decision = view.incidents[-1].decision
     if decision is None:
         return "Nothing yet." if not view.attempts else f"Launched {plural(len(view.attempts), 'attempt')}."
@@ -126,12 +126,15 @@ def _cost(view: RunView) -> str:
     incident = view.incidents[-1] if view.incidents else None
     if incident is None:
         return "Nothing."
+    if incident.cost is None and view.state is RunState.DONE:
+        return "Nothing more: the last checkpoint was there already."
     if incident.cost is None:
-        return "Not settled: training has not gone on since." if not view.state.is_over else "It ended the training."
+        return "It ended the training." if view.state.is_over else "Not settled: training has not gone on since."
     cost = incident.cost
     parts = (
         ("detection", cost.detection_s),
         ("teardown", cost.teardown_s),
+        ("back-off", cost.backoff_s or None),
         ("start", cost.start_s),
         ("load", cost.load_s),
     )
@@ -192,4 +195,5 @@ def _evidence(view: RunView) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Without line feeds and control characters: a message of a rank must not write on the terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -177,17 +177,20 @@ class _Painter:
         is_open = close == len(self._timed)
         end_us = self._end_us if is_open else self._timed[close].us
         lines = self._lines.get(started.epoch, ())
-        self._paint_start(inside, lines, is_open=is_open)
+        resumed = started.data.get("resume_from") is not None
+        self._paint_start(inside, lines, is_open=is_open, resumed=resumed)
         for line in lines:
             self._paint_step(line, end_us)
-        last_us = max((_micros(line.unix) for line in lines), default=0)
-        incident = next((t for t in inside if t.event.kind == "incident" and t.us >= last_us), None)
+        incident = next((t for t in reversed(inside) if t.event.kind == "incident"), None)
         self._paint_tail(incident, end_us, is_open=is_open, trained=bool(lines))
         outcome = None if is_open else self._timed[close].event.data.get("outcome")
-        self._mode = _Mode.STOPPING if incident is None and outcome in _ENDS else _Mode.RECOVERY
+        clean = incident is None and outcome in (*_ENDS, "continue")
+        self._mode = _Mode.STOPPING if clean else _Mode.RECOVERY
         return close
 
-    def _paint_start(self, inside: Sequence[_Timed], lines: Sequence[StepLine], *, is_open: bool) -> None:
+    def _paint_start(
+        self, inside: Sequence[_Timed], lines: Sequence[StepLine], *, is_open: bool, resumed: bool
+    ) -> None:
         """Start, rendezvous and restore: what lies before the first step; provisional until that step is seen."""
         running = next((t for t in inside if t.event.kind == "cycle_running"), None)
         if not lines:
@@ -199,11 +202,11 @@ class _Painter:
             self.tape.to(first_us, Category.PROVISIONAL)
             return
         data = running.event.data if running else {}
-        restore = min(total, _span_us(data.get("load_s")))
-        start = min(total - restore, _span_us(data["start_s"]) if finite(data.get("start_s")) else total)
+        start = min(total, _span_us(data["start_s"]) if finite(data.get("start_s")) else total)
+        load = min(total - start, _span_us(data.get("load_s")))
         self.tape.to(self.tape.cursor + start, Category.START)
-        self.tape.to(first_us - restore, Category.RENDEZVOUS)
-        self.tape.to(first_us, Category.RESTORE)
+        self.tape.to(first_us - load, Category.RENDEZVOUS)
+        self.tape.to(first_us, Category.RESTORE if resumed else Category.START)
 
     def _paint_step(self, line: StepLine, limit_us: int) -> None:
         end = min(_micros(line.unix), limit_us)
@@ -230,10 +233,14 @@ class _Painter:
     def _paint_tail(self, incident: _Timed | None, end_us: int, *, is_open: bool, trained: bool) -> None:
         """What follows the last step of a cycle: the lost part of a step, the unnoticed fault, then the recovery."""
         if incident is not None:
-            fault = finite(incident.event.data.get("fault_unix"))
-            fault_us = self.tape.cursor if fault is None else min(_micros(fault), incident.us)
+            # The incident is written down once its evidence is there; it was noticed earlier.
+            told = incident.event.data
+            noticed = finite(told.get("detected_unix"))
+            noticed_us = incident.us if noticed is None else min(_micros(noticed), incident.us)
+            fault = finite(told.get("fault_unix"))
+            fault_us = self.tape.cursor if fault is None else min(_micros(fault), noticed_us)
             self.tape.to(fault_us, Category.RECOMPUTE if trained else Category.START)
-            self.tape.to(incident.us, Category.HANG)
+            self.tape.to(noticed_us, Category.HANG)
             self._mode = _Mode.RECOVERY
             self._idle_to(end_us)
         elif is_open:
@@ -272,7 +279,8 @@ def _next_mode(mode: _Mode, event: Event) -> _Mode:
         case "run_done" | "run_failed":
             return _Mode.ENDED
         case "run_held":
-            return _Mode.HELD
+            # Drained and cancelled runs are parked at a person's word: nobody keeps them waiting.
+            return _Mode.ENDED if event.data.get("rule") in ("drained", "cancelled") else _Mode.HELD
     if mode is _Mode.ENDED:
         return mode
     match event.kind:

@@ -90,6 +90,7 @@ def page_data(
     """What the charts draw. Gaps between cycles stay gaps: `spells` and `recomputed` are one series per cycle."""
     return {
         "kept": _series(thin(kept, MAX_POINTS)),
+        "kept_spells": [_series(thin(part, MAX_POINTS)) for part in _by_cycle(kept)],
         "recomputed": [_series(thin(part, MAX_POINTS)) for part in _by_cycle(recomputed)],
         "spells": [_series(thin(part, MAX_POINTS)) for part in _by_cycle(lines)],
         "validation": {

@@ -41,6 +41,7 @@ _OUTCOME_STATE = {
     "held": RunState.HELD,
     "failed": RunState.FAILED,
 }
+_PARKED_STATE = {"drained": RunState.DRAINED, "cancelled": RunState.CANCELLED}
 _LIVE = {RunState.STARTING, RunState.TRAINING, RunState.RECOVERING}
 SILENCE_INTERVALS = 3
 
@@ -58,7 +59,7 @@ def state_of(history: History, events: Sequence[Event], supervisor_alive: bool |
     if state is RunState.QUEUED and attempt is not None and attempt.outcome is not None:
         return state, f"attempt {attempt.attempt} ended ({attempt.outcome}); the next one is not there yet"
     if history.parked is not None:
-        return state, history.parked.reason
+        return _PARKED_STATE.get(history.parked.rule, state), history.parked.reason
     return state, (attempt.reason or None) if attempt is not None and state.is_over else None
 
 
@@ -168,6 +169,7 @@ def _cost(data: dict[str, Any]) -> CostView:
     return CostView(
         detection_s=finite(data.get("detection_s")),
         teardown_s=finite(data.get("teardown_s")),
+        backoff_s=finite(data.get("backoff_s")),
         start_s=finite(data.get("start_s")),
         load_s=finite(data.get("load_s")),
         total_s=finite(data.get("total_s")),

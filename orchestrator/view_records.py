@@ -148,10 +148,11 @@ class CheckpointView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostView:
-    """What an incident cost: fault → noticed → torn down → started → loaded → new step; lost steps were redone."""
+    """What an incident cost: fault → noticed → torn down (→ waited) → started → loaded; lost steps were redone."""
 
     detection_s: float | None
     teardown_s: float | None
+    backoff_s: float | None
     start_s: float | None
     load_s: float | None
     total_s: float | None

@@ -15,6 +15,7 @@ from orchestrator.epochs import Epoch
 from orchestrator.ledger import event_line
 from orchestrator.records import Event
 from orchestrator.rundir import RunPaths, make_attempt, make_cycle, make_layout
+from orchestrator.train_lines import StepLine, parse_step_lines
 
 T0 = 1_770_000_000.0
 TOKENS_PER_STEP = 4096
@@ -43,6 +44,11 @@ class Story:
     @property
     def world_size(self) -> int:
         return 2 * len(self.nodes)
+
+    def step_lines(self) -> tuple[StepLine, ...]:
+        """The step lines as they are read back."""
+        text = "".join(json.dumps(line) + "\n" for line in self.lines)
+        return parse_step_lines(text, epoch=Epoch(0, 0, 0))[0]
 
     def event(self, kind: str, data: dict[str, Any] | None = None, *, writer: str | None = None) -> None:
         """Add a fact at the story's time."""
@@ -159,7 +165,9 @@ class Story:
         self.wait(0.2)
         fault_unix = self.now
         self.wait(detection_s)
-        rule = f"restart_{level.lower()}"
+        detected_unix = self.now
+        self.wait(0.75)
+        rule = "swap-node" if level == "L2" else "restart-same-nodes"
         folder = f"attempts/{self.epoch.attempt:04d}/cycles/{self.epoch.cycle:04d}/evidence"
         self.event(
             "incident",
@@ -176,28 +184,28 @@ class Story:
                 "message": message,
                 "evidence": [f"{folder}/rank-{rank or 0:05d}.stacks"],
                 "fault_unix": fault_unix,
-                "detected_unix": self.now,
+                "detected_unix": detected_unix,
             },
         )
-        self.wait(0.75)
-        self.event("teardown", {"seconds": 0.75, "orphans": 0})
-        newest = self.checkpoints[-1] if self.checkpoints else None
-        self.event("cycle_ended", {"outcome": "crashed", "exit_code": -9, "step": self.step})
         self.event(
             "decision",
             {
                 "rule": rule,
-                "action": "new_cycle",
+                "action": "restart",
                 "level": level,
                 "reason": f"{message}; {node} is replaced by the spare" if exclude else message,
                 "backoff_s": backoff_s,
                 "exclude": list(exclude),
-                "resume_from": newest,
+                "resume_from": self.checkpoints[-1] if self.checkpoints else None,
             },
         )
+        self.event("teardown", {"seconds": 0.75, "orphans": 0})
+        self.event("cycle_ended", {"outcome": cls, "exit_code": -9, "step": self.step})
         self.wait(backoff_s)
 
-    def recovered(self, *, incident: str, cls: str, level: str, detection_s: float, lost_steps: int) -> None:
+    def recovered(
+        self, *, incident: str, cls: str, level: str, detection_s: float, lost_steps: int, backoff_s: float = 0.0
+    ) -> None:
         self.event(
             "recovered",
             {
@@ -206,9 +214,10 @@ class Story:
                 "level": level,
                 "detection_s": detection_s,
                 "teardown_s": 0.75,
+                "backoff_s": backoff_s,
                 "start_s": 3.0,
                 "load_s": 0.4,
-                "total_s": detection_s + 0.75 + 3.0 + 0.4,
+                "total_s": detection_s + 0.75 + backoff_s + 3.0 + 0.4,
                 "lost_steps": lost_steps,
             },
         )
@@ -218,9 +227,9 @@ class Story:
         self.wait(0.5)
         self.event("cycle_ended", {"outcome": outcome, "exit_code": 0 if outcome == "done" else 75, "step": self.step})
         self.wait(0.25)
-        self.event("attempt_ended", {"outcome": outcome, "reason": "the last step is trained", "rule": "run_done"})
         if outcome == "done":
             self.event("run_done", {"step": self.step})
+        self.event("attempt_ended", {"outcome": outcome, "reason": "the last step is trained", "rule": "finished"})
 
     def write(self, root: Path) -> Path:
         """Lay the story out as a run directory under `root` and return it."""
@@ -354,7 +363,7 @@ def rough() -> Story:
         level="L2",
         node="node1",
         rank=None,
-        phase="STEP",
+        phase="step",
         message="node1 was silent for 3 beats and its agent is gone",
         detection_s=3.5,
         exclude=("node1",),
@@ -369,13 +378,13 @@ def rough() -> Story:
         level="L1",
         node="node0",
         rank=1,
-        phase="STEP",
-        message="rank 1 is stopped (state T) in phase STEP",
+        phase="step",
+        message="rank 1 is stopped (state T) in phase step",
         detection_s=6.0,
         backoff_s=2.0,
     )
     story.cycle(incident="i2", level="L1")
-    story.recovered(incident="i2", cls="hang_local", level="L1", detection_s=6.0, lost_steps=5)
+    story.recovered(incident="i2", cls="hang_local", level="L1", detection_s=6.0, lost_steps=5, backoff_s=2.0)
     story.steps(story.train_steps - story.step)
     story.end()
     return story
@@ -395,13 +404,13 @@ def crash_loop() -> Story:
             level="L1",
             node="node0",
             rank=0,
-            phase="STEP",
+            phase="step",
             message="rank 0 exited with code 1: RuntimeError: <b>bad</b> shape & size",
             detection_s=0.1,
             backoff_s=float(number - 1),
         )
     hint = "read attempts/0001/cycles/0005/logs, then pawl resume loop"
     reason = "five cycles without a newly committed checkpoint"
-    story.event("attempt_ended", {"outcome": "held", "reason": reason, "rule": "crash_loop"})
-    story.event("run_held", {"rule": "crash_loop", "reason": reason, "hint": hint})
+    story.event("attempt_ended", {"outcome": "held", "reason": reason, "rule": "crash-loop"})
+    story.event("run_held", {"rule": "crash-loop", "reason": reason, "hint": hint})
     return story

@@ -8,15 +8,15 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const utc = (unix) => new Date(unix * 1000).toISOString().slice(0, -1);
 const xs = (series, by) => (by === "time" ? series.unix.map(utc) : series[by]);
 
-function layout(xTitle, yTitle, extra) {
+function layout(xTitle, extra) {
   const grid = { gridcolor: colour("--grid"), zerolinecolor: colour("--grid"), linecolor: colour("--line"), automargin: true };
   return Object.assign({
     margin: { l: 62, r: 18, t: 12, b: 44 }, hovermode: "closest", showlegend: false,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: colour("--ink"), size: 12, family: "system-ui, Segoe UI, Roboto, sans-serif" },
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink") } },
-    xaxis: Object.assign({ title: { text: xTitle } }, grid),
-    yaxis: Object.assign({ title: { text: yTitle } }, grid),
+    xaxis: Object.assign({ title: { text: xTitle, standoff: 10 } }, grid),
+    yaxis: Object.assign({}, grid),
   }, extra);
 }
 
@@ -53,14 +53,16 @@ function drawLoss() {
   const traces = [
     ...data.recomputed.map((part) => line(part, axis, "loss", "trained again",
       { color: colour("--ghost"), width: 8 }, hover)),
-    line(data.kept, axis, "loss", "loss", { color: colour("--main"), width: 1.8 }, hover),
+    /* Over time a restart is a gap; over steps and tokens the line goes on. */
+    ...(axis === "time" ? data.kept_spells : [data.kept]).map((part) => line(part, axis, "loss", "loss",
+      { color: colour("--main"), width: 1.8 }, hover)),
   ];
   if (data.validation.step.length) {
     const field = axis === "tokens" ? null : data.validation;
     if (field) traces.push({ type: "scatter", mode: "markers", x: xs(field, axis), y: field.loss, name: "held-out loss",
       customdata: field.step, hovertemplate: hover, marker: { color: colour("--third"), size: 10, symbol: "star" } });
   }
-  const spec = layout(axes[axis], "loss", {});
+  const spec = layout(axes[axis], {});
   if (axis === "time") {
     const extra = marks(1);
     traces.push(...extra.traces);
@@ -71,7 +73,7 @@ function drawLoss() {
 
 function drawTimed(id, field, title, hue, hover, rangemode) {
   const extra = marks(1);
-  const spec = layout("time (UTC)", title, { shapes: extra.shapes, yaxis2: extra.overlay });
+  const spec = layout("time (UTC)", { shapes: extra.shapes, yaxis2: extra.overlay });
   spec.yaxis.rangemode = rangemode;
   spec.yaxis.tickformat = ",";
   const style = { color: colour(hue), width: 1.6 };
@@ -84,9 +86,9 @@ function drawAll() {
   drawTimed("speed", "tokens_per_s", "tokens per second", "--second", "step %{customdata:,}<br>%{y:,.0f} tokens/s<extra></extra>", "tozero");
   drawTimed("mfu", "mfu", "MFU, %", "--third", "step %{customdata:,}<br>%{y:.1f} %<extra></extra>", "tozero");
   draw("rate", [line(data.kept, "step", "lr", "learning rate", { color: colour("--main"), width: 1.8 },
-    "step %{x:,}<br>learning rate %{y:.3e}<extra></extra>")], layout("step", "learning rate", {}));
+    "step %{x:,}<br>learning rate %{y:.3e}<extra></extra>")], layout("step", {}));
   draw("norm", [line(data.kept, "step", "grad_norm", "gradient norm", { color: colour("--second"), width: 1.4 },
-    "step %{x:,}<br>gradient norm %{y:.3f}<extra></extra>")], layout("step", "gradient norm", {}));
+    "step %{x:,}<br>gradient norm %{y:.3f}<extra></extra>")], layout("step", {}));
 }
 
 for (const button of document.querySelectorAll(".switch button")) {
