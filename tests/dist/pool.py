@@ -1,0 +1,139 @@
+"""A pool of gloo ranks that lives as long as the test session.
+
+Starting eight processes that import torch costs more than most cases, so ranks are started once and run one function
+after another; process groups are cached by their ranks. After any error or time-out a gloo world is beyond repair:
+the pool is killed, and the next call starts a fresh one.
+"""
+
+import multiprocessing as mp
+import os
+import pickle
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainer.mesh.topology import Axis, Topology
+
+SIZE = 8
+
+
+class RankError(AssertionError):
+    """A rank raised; the text holds its traceback."""
+
+
+class Ranks:
+    """What a function running on a rank gets: its rank, and process groups by ranks."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._groups: dict[tuple[int, ...], Any] = {}
+
+    def group(self, ranks: tuple[int, ...]) -> Any:
+        """The process group of `ranks`; None for non-members. KeyError if the caller did not announce it."""
+        return self._groups[ranks] if self.rank in ranks else None
+
+    def make_group(self, ranks: tuple[int, ...]) -> None:
+        """Called on every rank of the pool in one order, members or not.
+
+        new_group's use_local_synchronization would spare the others, but it names a group by how many groups the rank
+        already has: ranks with different histories then wait for each other for ever.
+        """
+        import torch.distributed as dist
+
+        is_world = len(ranks) == dist.get_world_size()
+        self._groups[ranks] = dist.group.WORLD if is_world else dist.new_group(list(ranks))
+
+
+def _serve(rank: int, size: int, store_path: str, pipe: Connection) -> None:
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(store_path, size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    ranks = Ranks(rank)
+    while (work := pipe.recv()) is not None:
+        function, args = work
+        if function is None:
+            ranks.make_group(*args)
+            continue
+        try:
+            answer = (True, function(ranks, *args))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        pipe.send_bytes(pickle.dumps(answer))
+
+
+class Pool:
+    """`run(topology, function, *args)` calls `function(ranks, *args)` on the mesh's ranks, the first of the pool."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.size = size
+        self._workers: list[tuple[Any, Connection]] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._groups: set[tuple[int, ...]] = set()
+
+    def run(
+        self,
+        topology: Topology,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_s: float = 120.0,
+    ) -> list[Any]:
+        """Results in rank order. `function` must be importable by name. Raises RankError with all tracebacks."""
+        world_size = topology.world_size
+        if not self._workers:
+            self._start()
+        self._announce(topology)
+        workers = self._workers[:world_size]
+        for _, pipe in workers:
+            pipe.send((function, args))
+        deadline = time.monotonic() + timeout_s
+        results = []
+        for rank, (_, pipe) in enumerate(workers):
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                self.close()
+                raise RankError(f"rank {rank} gave no answer within {timeout_s} s")
+            results.append(pickle.loads(pipe.recv_bytes()))
+        failures = [(rank, text) for rank, (ok, text) in enumerate(results) if not ok]
+        if failures:
+            self.close()
+            raise RankError("\n".join(f"rank {rank}:\n{text}" for rank, text in failures))
+        return [value for _, value in results]
+
+    def _announce(self, topology: Topology) -> None:
+        """Have the whole pool make the groups of this mesh that it does not have yet."""
+        groups = [tuple(range(topology.world_size)), *(g for axis in Axis for g in topology.groups(axis))]
+        for ranks in dict.fromkeys(groups):
+            if len(ranks) > 1 and ranks not in self._groups:
+                self._groups.add(ranks)
+                for _, pipe in self._workers:
+                    pipe.send((None, (ranks,)))
+
+    def _start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        store = str(Path(self._folder.name) / "store")
+        context = mp.get_context("spawn")
+        for rank in range(self.size):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self.size, store, there), daemon=True)
+            process.start()
+            self._workers.append((process, here))
+
+    def close(self) -> None:
+        """Kill all ranks; the next run starts new ones."""
+        for process, _ in self._workers:
+            process.kill()
+        for process, _ in self._workers:
+            process.join()
+        self._workers = []
+        self._groups = set()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None

@@ -1,0 +1,148 @@
+"""Every layout computes what one process computes: fp64, 1e-10, against transformers and torch's AdamW."""
+
+import itertools
+from functools import cache
+
+import numpy as np
+import pytest
+import reference
+import torch
+from dist.case import CLIP, DECAY, LR, STEPS, Case, RankRun, global_batch, make_config, run_case
+from dist.pool import Pool
+from transformers import LlamaConfig
+
+from trainer.init import draw_box
+from trainer.mesh.topology import Topology
+from trainer.spec import Box, ParamSpec, local_box, local_shape, param_specs
+
+TOLERANCE = 1e-10
+
+
+def matrix() -> list[Case]:
+    """dp, pp, tp ∈ {1, 2} and all products; ZeRO stages where dp = 2, schedules where pp = 2; tied and untied."""
+    return [
+        Case(dp=dp, pp=pp, tp=tp, tied=tied, zero_stage=zero, schedule=schedule)
+        for dp, pp, tp, tied in itertools.product((1, 2), (1, 2), (1, 2), (True, False))
+        for zero in ((0, 1) if dp == 2 else (1,))
+        for schedule in (("1f1b", "afab") if pp == 2 else ("1f1b",))
+    ]
+
+
+WIDE = [
+    Case(pp=4, tied=True, layers=4),
+    Case(tp=4, kv_heads=4, tied=False),
+    Case(dp=8, tied=True, bucket_numel=1000),
+    Case(pp=4, tp=2, tied=True, layers=4, schedule="afab"),
+]
+
+
+def specs_of(case: Case, topology: Topology | None = None) -> tuple[ParamSpec, ...]:
+    return param_specs(make_config(case), topology or Topology())
+
+
+@cache
+def expected(tied: bool, layers: int, heads: int, kv_heads: int) -> tuple[reference.Outcome, float]:
+    """The reference run, and its Σ loss over the batch after the last step."""
+    case = Case(tied=tied, layers=layers, heads=heads, kv_heads=kv_heads)
+    shape = make_config(case).model.model_config
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        tie_word_embeddings=tied, rms_norm_eps=shape.rms_norm_eps, attn_implementation="sdpa",
+    )  # fmt: skip
+    tensors = {
+        spec.name: torch.from_numpy(draw_box(spec, Box((0,) * len(spec.shape), spec.shape), seed=7)).double()
+        for spec in specs_of(case)
+    }
+    model = reference.build(config, tensors, torch.float64)
+    outcome = reference.train(
+        model, [global_batch(i) for i in range(STEPS)], lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=DECAY,
+        clip_grad=CLIP,
+    )  # fmt: skip
+    ids, labels = global_batch(STEPS)
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits.flatten(0, 1)
+    after = torch.nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
+    return outcome, float(after)
+
+
+def assemble_gradients(case: Case, runs: list[RankRun]) -> dict[tuple[str, int], np.ndarray]:
+    """(canonical name, stage) → whole gradient, from every rank's dp shard."""
+    topology = case.topology
+    specs = {spec.name: spec for spec in specs_of(case, topology)}
+    local: dict[tuple[str, int, int], np.ndarray] = {}
+    for rank, run in enumerate(runs):
+        at = topology.coord(rank)
+        for name, start, values in run.gradients:
+            shape = local_shape(specs[name], case.tp, at.tp)
+            target = local.setdefault((name, at.pp, at.tp), np.full(int(np.prod(shape)), np.nan))
+            target[start : start + len(values)] = values
+    return join_tp(specs, local, case.tp)
+
+
+def assemble_weights(case: Case, runs: list[RankRun]) -> dict[tuple[str, int], np.ndarray]:
+    """(canonical name, stage) → whole weight; dp replicas are asserted to be bitwise equal on the way."""
+    topology = case.topology
+    local: dict[tuple[str, int, int], np.ndarray] = {}
+    for rank, run in enumerate(runs):
+        at = topology.coord(rank)
+        for name, values in run.weights.items():
+            known = local.setdefault((name, at.pp, at.tp), values)
+            assert np.array_equal(known, values), f"{name} differs between dp replicas"
+    return join_tp({spec.name: spec for spec in specs_of(case, topology)}, local, case.tp)
+
+
+def join_tp(
+    specs: dict[str, ParamSpec], local: dict[tuple[str, int, int], np.ndarray], tp: int
+) -> dict[tuple[str, int], np.ndarray]:
+    whole: dict[tuple[str, int], np.ndarray] = {}
+    for (name, stage, tp_rank), values in local.items():
+        spec = specs[name]
+        box = local_box(spec, tp, tp_rank)
+        part = values.reshape(local_shape(spec, tp, tp_rank))[tuple(slice(n) for n in box.size)]
+        target = whole.setdefault((name, stage), np.full(spec.shape, np.nan))
+        where = tuple(slice(o, o + n) for o, n in zip(box.offset, box.size, strict=True))
+        if spec.shard_dim is None and not np.isnan(target).all():
+            assert np.array_equal(target, part), f"{name} differs between tp replicas"
+        target[where] = part
+    return whole
+
+
+def close(ours: object, theirs: object) -> float:
+    """Largest difference relative to the reference's largest value."""
+    a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+    assert a.shape == b.shape and not np.isnan(a).any()
+    return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30))
+
+
+def check(pool: Pool, case: Case) -> None:
+    runs: list[RankRun] = pool.run(case.topology, run_case, case)
+    outcome, after = expected(case.tied, case.layers, case.heads, case.kv_heads)
+    assert all(run.steps == runs[0].steps and run.validation == runs[0].validation for run in runs)
+    assert close([s.loss for s in runs[0].steps], outcome.losses) < TOLERANCE
+    assert close([s.grad_norm for s in runs[0].steps], outcome.grad_norms) < TOLERANCE
+    assert min(outcome.grad_norms) > CLIP, "clipping must bite, or it is not tested"
+    assert close(runs[0].validation[0], after) < TOLERANCE
+    gradients, weights = assemble_gradients(case, runs), assemble_weights(case, runs)
+    assert {name for name, _ in gradients} == set(outcome.gradients)
+    for (name, stage), value in gradients.items():
+        assert close(value, outcome.gradients[name]) < TOLERANCE, f"gradient of {name} on stage {stage}"
+    for (name, stage), value in weights.items():
+        assert close(value, outcome.weights[name]) < TOLERANCE, f"weight {name} on stage {stage}"
+    if case.tied and case.pp > 1:
+        copies = [value for (name, _), value in weights.items() if name == "model.embed_tokens.weight"]
+        assert len(copies) == 2 and np.array_equal(*copies), "tied copies must stay bitwise equal"
+
+
+@pytest.mark.parametrize("case", matrix(), ids=str)
+def test_layout_equals_one_process(pool: Pool, case: Case) -> None:
+    check(pool, case)
+
+
+@pytest.mark.parametrize("case", WIDE, ids=str)
+def test_wide_axis_equals_one_process(pool: Pool, case: Case) -> None:
+    check(pool, case)
+
+
+def test_matrix_is_what_it_says() -> None:
+    assert len({str(case) for case in matrix()}) == 36

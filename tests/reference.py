@@ -1,0 +1,98 @@
+"""The oracle: transformers' LlamaForCausalLM in one process, the whole global batch at once, torch's AdamW.
+
+transformers is not fp64 inside: RMSNorm and the rotary tables are taken in fp32. Both are lifted to the input's dtype
+here, and the loss is taken outside the model as Σ/n_valid, so that fp64 means fp64 and 1e-10 is a fair bar.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class LiftedRMSNorm(nn.Module):
+    """Llama's RMSNorm in the dtype of its input."""
+
+    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = weight, eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+
+class LiftedRotary(nn.Module):
+    """Llama's rotary tables in the dtype of the hidden states."""
+
+    def __init__(self, head_dim: int, theta: float) -> None:
+        super().__init__()
+        self.head_dim, self.theta = head_dim, theta
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        exponents = torch.arange(0, self.head_dim, 2, dtype=x.dtype) / self.head_dim
+        angles = position_ids[..., None].to(x.dtype) * self.theta**-exponents
+        table = torch.cat((angles, angles), dim=-1)
+        return table.cos(), table.sin()
+
+
+def build(config: LlamaConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> LlamaForCausalLM:
+    """A transformers Llama holding exactly `tensors` (canonical names), fp32 casts lifted."""
+    model = LlamaForCausalLM(config).to(dtype)
+    missing, unexpected = model.load_state_dict(dict(tensors), strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    model.tie_weights()
+    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    theta = config.rope_parameters["rope_theta"]
+    model.model.rotary_emb = LiftedRotary(head_dim, theta)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__ == "LlamaRMSNorm":
+                setattr(module, name, LiftedRMSNorm(child.weight, child.variance_epsilon))
+    return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a reference run computed: per step loss and gradient norm, step-1 gradients, final weights."""
+
+    losses: list[float]
+    grad_norms: list[float]
+    gradients: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+
+
+def train(
+    model: LlamaForCausalLM,
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    *,
+    lr: list[float],
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    clip_grad: float,
+) -> Outcome:
+    """One AdamW step per batch (input_ids, labels, both [samples, T]; labels already shifted)."""
+    named = dict(model.named_parameters())
+    decay = [p for p in named.values() if p.dim() > 1]
+    rest = [p for p in named.values() if p.dim() == 1]
+    groups = [{"params": decay, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=lr[0], betas=betas, eps=eps, foreach=False)
+    losses, norms, gradients = [], [], {}
+    for step, (ids, labels) in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = lr[step]
+        optimizer.zero_grad()
+        logits = model(input_ids=ids).logits
+        valid = int((labels != -100).sum())
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum") / valid
+        loss.backward()
+        if step == 0:
+            gradients = {name: p.grad.clone() for name, p in named.items()}
+        norms.append(float(nn.utils.clip_grad_norm_(named.values(), clip_grad)))
+        losses.append(float(loss.detach()))
+        optimizer.step()
+    weights = {name: p.detach().clone() for name, p in named.items()}
+    return Outcome(losses=losses, grad_norms=norms, gradients=gradients, weights=weights)
