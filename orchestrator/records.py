@@ -212,7 +212,7 @@ class Manifest:
     epoch: str
     state: ManifestState
     model_config: dict[str, Any] = field(default_factory=dict)
-    tokenizer: str | None = None
+    tokenizer: dict[str, Any] | None = None
     files: tuple[ManifestFile, ...]
     total_bytes: int
     pawl_version: str
