@@ -1,0 +1,35 @@
+"""ops/gpu_check.sh where there is no GPU says so at once; what it measures holds on a CPU too, but for memory."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_without_a_gpu_it_says_so_and_stops(tmp_path: Path) -> None:
+    for tool in ("dirname", "bash", "env"):
+        (tmp_path / tool).symlink_to(
+            next(path for path in (Path("/usr/bin") / tool, Path("/bin") / tool) if path.exists())
+        )
+    done = subprocess.run(
+        ["bash", str(ROOT / "ops" / "gpu_check.sh")], env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "no NVIDIA GPU to check" in done.stderr
+
+
+def test_on_a_cpu_everything_holds_but_the_memory_of_an_accelerator(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ops.gpu_check", "configs/tiny.yaml", "--steps", "6", "--keep", str(tmp_path)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    table = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith(("ok  ", "WRONG"))]
+    assert [(mark, what) for mark, what, _ in table] == [
+        ("ok", "check"),
+        ("ok", "train"),
+        ("WRONG", "memory"),
+        ("ok", "resume"),
+    ], done.stdout + done.stderr
+    assert "3 of 3 losses bit-equal" in done.stdout
+    assert done.returncode == 1
