@@ -16,8 +16,8 @@ from orchestrator.records import SCHEMA_VERSION, Unreadable, parse
 class AttemptPlan:
     """What an attempt needs to know. `torchrun` holds the placeholders that `fill` replaces.
 
-    num_nodes counts training nodes, num_spares the hot spares beside them. `recovery`, `monitoring` and `checkpoints`
-    are the config's sections as plain values.
+    num_nodes counts training nodes, num_spares the hot spares beside them. `config` is relative to the run directory;
+    relative paths in it mean `workdir`. `recovery`, `monitoring` and `checkpoints` are its sections as plain values.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -30,6 +30,7 @@ class AttemptPlan:
     ranks_per_node: int
     world_size: int
     workdir: str | None = None
+    config: str = "run.yaml"
     env: dict[str, str] = field(default_factory=dict)
     torchrun: tuple[str, ...] = ()
     recovery: dict[str, Any] = field(default_factory=dict)

@@ -9,22 +9,15 @@ import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator import observe, proc
-from orchestrator.act import Launched
 from orchestrator.agent_plan import parse_plan
 from orchestrator.errors import PawlError
 from orchestrator.fsio import write_atomic
 from orchestrator.observation import Liveness
 from orchestrator.records import Unreadable
 from orchestrator.rundir import RunPaths
-
-
-class PlanOf(Protocol):
-    """Makes the content of plan.json: AttemptPlan's fields, and `supervise`, the supervisor's command."""
-
-    def __call__(self, *, attempt: int, nonce: str, exclude: tuple[str, ...]) -> Mapping[str, Any]: ...
 
 
 def start_attempt(paths: RunPaths, plan: Mapping[str, Any], *, env: Mapping[str, str] | None = None) -> int:
@@ -64,20 +57,6 @@ def is_alive(paths: RunPaths, attempt: int) -> bool | None:
         return None
     liveness, _ = observe.local_liveness(intent, claim)
     return {Liveness.ALIVE: True, Liveness.DEAD: False}.get(liveness)
-
-
-class LocalLauncher:
-    """act.Launcher for `--launcher local`. `env`: variables for all ranks, secrets included."""
-
-    def __init__(self, plan_of: PlanOf, *, env: Mapping[str, str] | None = None) -> None:
-        self._plan_of = plan_of
-        self._env = dict(env or {})
-        self.kind = "local"
-
-    def launch(self, *, paths: RunPaths, attempt: int, nonce: str, exclude: tuple[str, ...]) -> Launched:
-        """Start the supervisor. A new attempt makes new virtual nodes, so `exclude` names none of them."""
-        plan = self._plan_of(attempt=attempt, nonce=nonce, exclude=exclude)
-        return Launched(pid=start_attempt(paths, plan, env=self._env))
 
 
 def command_of(python: Path, paths: RunPaths, attempt: int) -> tuple[str, ...]:

@@ -66,6 +66,7 @@ def write_cycle(
         world_size=plan.world_size,
         master_addr=master,
         master_port=port,
+        config=plan.config,
         beat_interval_s=plan.policy.beat_interval_s,
         created_unix=time.time(),
     )
