@@ -1,6 +1,6 @@
 """JSON Schema of the orchestrator's sections and the site file, generated from the classes.
 
-    python -m orchestrator.config.schema > configs/schema/launch_config.schema.json
+python -m orchestrator.config.schema > configs/schema/launch_config.schema.json
 """
 
 import json

@@ -7,7 +7,6 @@
 This file exists twice, byte for byte (trainer and orchestrator share no code; a contract test compares them).
 """
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -86,6 +85,16 @@ def _entry(head: str, node: Node, depth: int) -> Iterator[str]:
 
 
 def _scalar(text: str, *, quoted: bool) -> str:
-    """The text bare where YAML reads it back bare, else in double quotes (JSON's are YAML's)."""
+    """The text bare where YAML reads it back bare, else in double quotes."""
     bare = not quoted and _SAFE_PLAIN.fullmatch(text) and text not in ("-", "---", "...")
-    return text if bare else json.dumps(text)
+    return text if bare else '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(char: str) -> str:
+    """One character inside double quotes. JSON's escapes would not do: it writes one character as two surrogates."""
+    if char in '"\\':
+        return "\\" + char
+    if char.isprintable():
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

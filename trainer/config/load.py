@@ -1,9 +1,9 @@
 """Files in, one judged config out: read, layer, translate nanotron's spellings, type, apply rules. Nothing is raised.
 
-    Loaded.config    the typed trainer sections, None while anything in them is wrong
-    Loaded.merged    the whole tree with every section, as written (frozen as run.yaml)
-    Loaded.foreign   the orchestrator's sections, untyped: it validates them by its own classes
-    Loaded.mesh      sizes of the axes and their product, known also when something else is wrong
+Loaded.config    the typed trainer sections, None while anything in them is wrong
+Loaded.merged    the whole tree with every section, as written (frozen as run.yaml)
+Loaded.foreign   the orchestrator's sections, untyped: it validates them by its own classes
+Loaded.mesh      sizes of the axes and their product, known also when something else is wrong
 """
 
 import math

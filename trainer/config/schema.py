@@ -1,6 +1,6 @@
 """JSON Schema of the trainer's sections, generated from the classes; `configs/schema/config.schema.json` is its output.
 
-    python -m trainer.config.schema > configs/schema/config.schema.json
+python -m trainer.config.schema > configs/schema/config.schema.json
 """
 
 import json
