@@ -9,6 +9,7 @@ Nothing here decides what to do about a failure: a rank says how it ended and le
 and from which checkpoint, is the orchestrator's business.
 """
 
+import logging
 import os
 import time
 import traceback
@@ -120,7 +121,10 @@ class TrainerProcess:
                     f"cycle.json says {self.cycle.world_size} ranks ({self.cycle.num_nodes} nodes × "
                     f"{self.cycle.ranks_per_node} ranks per node), torchrun started {launch.world_size} (WORLD_SIZE)."
                 )
-        return load_config(launch.config_file), self.beats, drain
+        config = load_config(launch.config_file)
+        level = config.logging.log_level if launch.rank == 0 else config.logging.log_level_replica
+        logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s")
+        return config, self.beats, drain
 
     def restore(self, engine: Engine, context: ParallelContext) -> RunState:
         """The state to go on from, weights and moments loaded. Raises CheckpointInvalid naming the bad file.

@@ -11,6 +11,7 @@ import tiny_run
 from record_factory import CYCLE
 
 from trainer import run as run_module
+from trainer.beat import CONTROL, CONTROL_AT, HEADER, HEADER_BYTES, MAGIC, RANK_STRIDE, VERSION, Word
 from trainer.launch import read_launch
 from trainer.run import TrainerProcess
 
@@ -22,8 +23,10 @@ def _signals_stay_pytests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def process(config: Path, run_dir: Path, *, cycle: Path | None = None, **env: str) -> TrainerProcess:
-    args = Namespace(config_file=config, run_dir=run_dir, cycle=cycle, shm=None)
+def process(
+    config: Path, run_dir: Path, *, cycle: Path | None = None, shm: Path | None = None, **env: str
+) -> TrainerProcess:
+    args = Namespace(config_file=config, run_dir=run_dir, cycle=cycle, shm=shm)
     return TrainerProcess(read_launch(args, env))
 
 
@@ -76,6 +79,62 @@ def test_an_unexpected_error_is_a_crash_with_its_frame(tmp_path: Path, monkeypat
     left = outcome(trainer)
     assert (left["kind"], left["message"]) == ("crashed", "RuntimeError: out of luck")
     assert left["exception"]["frame"].endswith("in explode")
+
+
+def make_cycle(run_dir: Path, number: int, **changes: Any) -> Path:
+    folder = run_dir / "attempts" / "0001" / "cycles" / f"{number:04d}"
+    folder.mkdir(parents=True)
+    epoch = {"attempt": 1, "generation": 1, "cycle": number}
+    alone: dict[str, Any] = {
+        "world_size": 1,
+        "ranks_per_node": 1,
+        "resume_from": None,
+        "skip_windows": [],
+        "epoch": epoch,
+    }
+    (folder / "cycle.json").write_text(json.dumps({**CYCLE, **alone, **changes}))
+    return folder / "cycle.json"
+
+
+def test_a_run_that_diverges_stops_before_it_harms_itself(tmp_path: Path) -> None:
+    config = tiny_run.make(tmp_path, interval=1)
+    config.write_text(config.read_text().replace("learning_rate: 0.01", "learning_rate: 1.0e+37"))
+    trainer = process(config, tmp_path / "run", cycle=make_cycle(tmp_path / "run", 1))
+    assert trainer.run() == 86
+    left = outcome(trainer)
+    assert (left["kind"], left["phase"]) == ("nonfinite", "STEP")
+    assert f"Step {left['step'] + 1} is not finite" in left["message"]
+    assert left["checkpoint"] == f"step-{left['step']:09d}.a0001g01c0001", "the last good state is kept"
+
+
+def test_a_window_of_the_cycle_is_passed_over_and_remembered(tmp_path: Path) -> None:
+    config, run_dir = tiny_run.make(tmp_path, interval=3), tmp_path / "run"
+    first = process(config, run_dir, cycle=make_cycle(run_dir, 1, skip_windows=[[2, 3]]))
+    assert first.run() == 0
+    lines = [json.loads(line) for line in (first.launch.cycle_dir / "train.jsonl").read_text().splitlines()]
+    assert [line["skipped"] for line in lines] == [None, "skip_window", "skip_window", None, None, None]
+    assert [line["consumed_samples"] for line in lines] == [4, 8, 12, 16, 20, 24]
+    again = process(config, run_dir, cycle=make_cycle(run_dir, 2, resume_from="step-000000003.a0001g01c0001"))
+    assert again.run() == 0
+    resumed = [json.loads(line) for line in (again.launch.cycle_dir / "train.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in resumed] == [line["loss"] for line in lines[3:]]
+    manifest = json.loads((run_dir / "checkpoints" / "step-000000006.a0001g01c0002" / "manifest.json").read_text())
+    assert manifest["state"]["skip_windows"] == [[2, 3]]
+    assert manifest["state"]["adam_t"] == 4
+
+
+def test_save_now_saves_at_the_next_border_and_trains_on(tmp_path: Path) -> None:
+    shm = tmp_path / "shm"
+    header = bytearray(
+        HEADER.pack(MAGIC, VERSION, 1, RANK_STRIDE, HEADER_BYTES).ljust(HEADER_BYTES + RANK_STRIDE, b"\0")
+    )
+    CONTROL.pack_into(header, CONTROL_AT, 1, Word.SAVE)
+    shm.write_bytes(header)
+    run_dir = tmp_path / "run"
+    trainer = process(tiny_run.make(tmp_path), run_dir, cycle=make_cycle(run_dir, 1), shm=shm)
+    assert trainer.run() == 0
+    saved = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert saved == [f"step-{step:09d}.a0001g01c0001" for step in (1, 3, 6)]
 
 
 def test_a_disk_that_takes_no_outcome_does_not_keep_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
