@@ -112,7 +112,7 @@ def find_gpu(name: str | None) -> Gpu | None:
     if not name:
         return None
     spaced = re.sub(r"[_\-]+", " ", name.lower())
-    return next((gpu for gpu in GPUS if re.search(rf"(?<![a-z0-9]){gpu.pattern}", spaced)), None)
+    return next((gpu for gpu in GPUS if re.search(rf"(?<![a-z0-9])(?:{gpu.pattern})(?!\d)", spaced)), None)
 
 
 def peak_flops(device_name: str | None, dtype: str) -> float | None:

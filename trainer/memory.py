@@ -1,10 +1,10 @@
 """Memory of the fullest rank, estimated from the config alone. Pure; an estimate, and called so wherever it is shown.
 
     parameters    compute dtype, this rank's share of tp and pp (a tied embedding on each stage that uses it)
-    gradients     fp32 (fp64 when computing in fp64), all of the rank's parameters
+    gradients     fp32 (fp64 when computing in fp64), all of the rank's parameters, one buffer per tie site
     optimizer     master copy (fp32 and fp64 parameters are their own) and two moments; ZeRO-1 divides both by dp
     activations   what backward needs of all micro-batches in flight on the stage, and the widest temporaries
-    logits        one chunk of the vocabulary-parallel cross-entropy, with the gradients computed along with it
+    logits        one chunk of the vocabulary-parallel cross-entropy, and the head's gradient that waits for backward
 
 Dims: B micro-batch · T sequence · D hidden · F ffn · H heads · K kv heads · d head dim · V vocab.
 """
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
-# Tokens whose logits exist at one time.
-LOSS_CHUNK_TOKENS = 1024
+# Elements of the logits that exist at one time on an accelerator (trainer/layers/vocab.py).
+LOGITS_CHUNK_NUMEL = 1 << 27
 
 # What a process holds besides its tensors: CUDA context, NCCL buffers; and the share the allocator cannot use.
 FIXED_BYTES = 3 << 29
@@ -70,12 +70,15 @@ def _stage_memory(config: "Config", specs: tuple[ParamSpec, ...], stage: int, mi
     mesh = config.parallelism
     width = DTYPE_BYTES[config.compute_dtype]
     wide = max(4, width)
-    numel = sum(math.prod(local_shape(spec, mesh.tp, 0)) for spec in specs_on_stage(specs, stage))
+    here = [(spec, math.prod(local_shape(spec, mesh.tp, 0))) for spec in specs_on_stage(specs, stage)]
+    numel = sum(count for _, count in here)
+    # A second site of a tied weight on the same stage accumulates in a buffer of its own.
+    more_sites = sum(count * (spec.tie_sites - len(spec.stages)) for spec, count in here)
     shards = mesh.dp if config.optimizer.zero_stage == 1 else 1
     states = 3 if width < wide else 2
     return RankMemory(
         parameters=numel * width,
-        gradients=numel * wide,
+        gradients=(numel + more_sites) * wide,
         optimizer=-(-numel * states * wide // shards),
         activations=_activations(config, stage, micro_batch_size),
         logits=_logits(config, micro_batch_size) if stage == mesh.pp - 1 else 0,
@@ -84,27 +87,35 @@ def _stage_memory(config: "Config", specs: tuple[ParamSpec, ...], stage: int, mi
 
 def _activations(config: "Config", stage: int, micro_batch_size: int) -> int:
     """Per layer and token: 4 D (both norms' inputs and outputs), 2 (H+K)·d (q, k, v, attention out), 4 F, of which tp
-    divides the last two (sequence parallelism is not used)."""
+    divides the last two (sequence parallelism is not used). Kernels as on a GPU: fused norm and attention."""
     model, mesh = config.model.model_config, config.parallelism
     tokens = micro_batch_size * config.tokens.sequence_length // mesh.cp
     heads = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim // mesh.tp
     ffn = model.intermediate_size // mesh.tp
     layers = layer_counts(num_layers=model.num_hidden_layers, pp=mesh.pp, head_cost=head_cost(config))[stage]
-    in_flight = config.num_micro_batches
-    if mesh.pp_engine == "1f1b":
-        in_flight = min(in_flight, mesh.pp - stage)
     saved = layers * (4 * model.hidden_size + heads + 4 * ffn) + model.hidden_size
     temporary = 2 * model.hidden_size + 3 * ffn
-    return tokens * (saved * in_flight + temporary) * DTYPE_BYTES[config.compute_dtype]
+    return tokens * (saved * _in_flight(config, stage) + temporary) * DTYPE_BYTES[config.compute_dtype]
+
+
+def _in_flight(config: "Config", stage: int) -> int:
+    """Micro-batches whose forward is done and backward is not, at most."""
+    if config.parallelism.pp_engine == "1f1b":
+        return min(config.num_micro_batches, config.parallelism.pp - stage)
+    return config.num_micro_batches
 
 
 def _logits(config: "Config", micro_batch_size: int) -> int:
-    """Logits and their gradient of one chunk in at least fp32, and the gradient of the hidden states."""
+    """One chunk of logits in the statistics dtype and once more in the compute dtype; and what each micro-batch in
+    flight on the last stage keeps: the gradients of its hidden states and of the head, made along with the loss."""
     model, mesh = config.model.model_config, config.parallelism
     width = DTYPE_BYTES[config.compute_dtype]
+    wide = max(4, width)
     tokens = micro_batch_size * config.tokens.sequence_length // mesh.cp
     vocab = -(-model.vocab_size // mesh.tp)
-    return min(tokens, LOSS_CHUNK_TOKENS) * vocab * 2 * max(4, width) + tokens * model.hidden_size * width
+    chunk = min(tokens * vocab, LOGITS_CHUNK_NUMEL) * (wide + (width if width < wide else 0))
+    kept = (tokens * width + vocab * wide) * model.hidden_size
+    return chunk + kept * _in_flight(config, mesh.pp - 1)
 
 
 def usable_bytes(gpu: Gpu) -> int:

@@ -1,0 +1,159 @@
+"""The memory estimate against arithmetic, and against what the engine really holds and saves for backward."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.config import Config, load
+from trainer.engine import Engine
+from trainer.flops import find_gpu
+from trainer.layers.vocab import CHUNK_NUMEL_ACCELERATOR
+from trainer.memory import LOGITS_CHUNK_NUMEL, RankMemory, largest_micro_batch, rank_memory, usable_bytes
+from trainer.mesh.context import ParallelContext
+from trainer.mesh.topology import Topology
+from trainer.models.llama import DecoderLayer
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def config(name: str, *overrides: str) -> Config:
+    loaded = load(CONFIGS / f"{name}.yaml", overrides=overrides)
+    assert loaded.config is not None, loaded.problems
+    return loaded.config
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zero", "dp", "per_parameter"),
+    [
+        # bytes per parameter of (weights, gradients, optimizer); the seed text's 16 / dp is wrong
+        ("bfloat16", 0, 8, (2, 4, 12)),
+        ("bfloat16", 1, 8, (2, 4, 1.5)),
+        ("float32", 1, 2, (4, 4, 4)),
+        ("float64", 0, 4, (8, 8, 16)),
+    ],
+)
+def test_bytes_per_parameter(dtype: str, zero: int, dp: int, per_parameter: tuple[float, ...]) -> None:
+    overrides = (f"model.dtype={dtype}", f"optimizer.zero_stage={zero}", f"parallelism.dp={dp}")
+    memory = rank_memory(config("tiny", *overrides))
+    num_params = 164_416
+    weights, gradients, states = (bytes_ * num_params for bytes_ in per_parameter)
+    tied = 256 * 64 * per_parameter[1]  # pp = 1: the second use of the embedding has a gradient buffer of its own
+    expected = (weights, gradients + tied, states)
+    assert (memory.parameters, memory.gradients, memory.optimizer) == expected
+
+
+def test_seven_billion_on_eight_is_52_gigabytes_not_14() -> None:
+    shape = {
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "vocab_size": 32000, "tie_word_embeddings": "false",
+    }  # fmt: skip
+    overrides = [f"model.model_config.{key}={value}" for key, value in shape.items()]
+    big = config("tiny", *overrides, "model.dtype=bfloat16", "parallelism.dp=8", "optimizer.zero_stage=1")
+    memory = rank_memory(big)
+    states = memory.parameters + memory.gradients + memory.optimizer
+    assert states / 1e9 == pytest.approx(7.5 * 6.738, rel=0.01)
+
+
+def engine_of(config: Config) -> Engine:
+    return Engine(config, ParallelContext(Topology()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_parameters_gradients_and_states_are_what_the_engine_holds(dtype: str) -> None:
+    small = config("tiny", f"model.dtype={dtype}")
+    engine, memory = engine_of(small), rank_memory(small)
+    states = sum(tensor.nbytes for tensor in engine.state_shards().values())
+    own_master = 0 if dtype == "bfloat16" else memory.parameters
+    padding = 1.02  # slots start on multiples of 64 elements
+    assert memory.optimizer + own_master <= states <= padding * (memory.optimizer + own_master)
+    weights = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in engine.model.parameters()}
+    gradients = {
+        p.grad.untyped_storage().data_ptr(): p.grad.untyped_storage().nbytes()
+        for p in engine.model.parameters()
+        if p.grad is not None
+    }
+    assert memory.parameters <= sum(weights.values()) <= padding * memory.parameters
+    assert memory.gradients <= sum(gradients.values()) <= padding * memory.gradients
+
+
+def saved_bytes(layer: DecoderLayer, hidden: torch.Tensor, positions: torch.Tensor) -> int:
+    """Bytes that backward keeps of one forward, parameters apart; each storage once."""
+    weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+    seen: dict[int, int] = {}
+    alive: list[Any] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        alive.append(tensor)  # or its address could be given to another tensor
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(hidden, positions)
+    return sum(seen.values())
+
+
+@pytest.mark.parametrize(("hidden_size", "ffn", "kv"), [(128, 384, 2), (64, 512, 4), (256, 256, 1)])
+def test_activations_of_a_layer_are_what_autograd_saves(hidden_size: int, ffn: int, kv: int) -> None:
+    """On a CPU each norm also keeps its normalised input (the GPU's fused one does not), and rotary its tables."""
+    one, two = (
+        config(
+            "tiny",
+            *(f"model.model_config.hidden_size={hidden_size}", f"model.model_config.intermediate_size={ffn}"),
+            *(f"model.model_config.num_key_value_heads={kv}", f"model.model_config.num_hidden_layers={layers}"),
+        )
+        for layers in (1, 2)
+    )
+    estimate = rank_memory(two).activations - rank_memory(one).activations
+    engine = engine_of(two)
+    batch, length = two.tokens.micro_batch_size, two.tokens.sequence_length
+    hidden = torch.randn(batch, length, hidden_size, requires_grad=True)
+    positions = torch.arange(length).expand(batch, length)
+    layer = next(module for module in engine.model.modules() if isinstance(module, DecoderLayer))
+    measured = saved_bytes(layer, hidden, positions)
+    normalised = 2 * hidden.nbytes
+    head_dim, heads = two.model.model_config.head_dim, two.model.model_config.num_attention_heads
+    statistics = 4 * batch * length * (2 + heads + head_dim)  # 1/rms twice, log-sum-exp, cos and sin
+    assert measured == estimate + normalised + statistics
+
+
+def test_1f1b_keeps_as_many_micro_batches_as_stages_follow() -> None:
+    """Peak live micro-batches are min(m, p - stage); with AFAB all m."""
+    base = ("parallelism.pp=4", "tokens.batch_accumulation_per_replica=8")
+    fewer, all_of_them = config("tiny", *base), config("tiny", *base, "parallelism.pp_engine=afab")
+    assert rank_memory(all_of_them).activations > 1.7 * rank_memory(fewer).activations
+
+
+def test_the_fullest_stage_is_reported() -> None:
+    """With a large untied vocabulary the last stage's logits decide, with many layers the first stage's activations."""
+    wide = config("tiny", "parallelism.pp=2", "model.model_config.vocab_size=100000")
+    assert rank_memory(wide).logits > 0
+    assert rank_memory(config("seed-1.7b")).logits == 0
+
+
+def test_the_logits_chunk_is_the_one_of_the_loss() -> None:
+    assert LOGITS_CHUNK_NUMEL == CHUNK_NUMEL_ACCELERATOR
+
+
+@pytest.mark.parametrize("gpu", ["h100", "a100", "rtx 4090"])
+def test_the_largest_micro_batch_fits_and_the_next_does_not(gpu: str) -> None:
+    found = find_gpu(gpu)
+    assert found is not None
+    room, model = usable_bytes(found), config("smollm-135m")
+    best = largest_micro_batch(model, room)
+    assert best is not None
+    assert rank_memory(model, micro_batch_size=best).total <= room < rank_memory(model, micro_batch_size=best + 1).total
+
+
+def test_no_micro_batch_fits_where_the_states_alone_do_not() -> None:
+    assert largest_micro_batch(config("smollm-135m"), 10**9) is None
+
+
+def test_the_record_adds_up() -> None:
+    memory = RankMemory(parameters=1, gradients=2, optimizer=3, activations=4, logits=5)
+    assert memory.as_dict() == {
+        "parameters": 1, "gradients": 2, "optimizer": 3, "activations": 4, "logits": 5, "total": 15,
+    }  # fmt: skip
