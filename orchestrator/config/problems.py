@@ -86,11 +86,17 @@ def shorten(text: str, limit: int = 80) -> str:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """What was expected instead of the unknown `word`: the nearest known name, else the list of them."""
     names = sorted(known)
-    lowered = {name.lower(): name for name in names}
-    near = get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean '{lowered[near[0]]}'?"
+    near = nearest(word, names)
+    if near is not None:
+        return f"did you mean '{near}'?"
     return "one of " + ", ".join(names) if names else "no key here"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that `word` probably was to be; None when none is close."""
+    lowered = {name.lower(): name for name in known}
+    near = get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    return lowered[near[0]] if near else None
 
 
 def has_errors(problems: Iterable[Problem]) -> bool:

@@ -106,8 +106,9 @@ def heads_over_tp(c: Any, given: Given) -> Iterator[Finding]:
 
 
 def ffn_over_tp(c: Any, given: Given) -> Iterator[Finding]:
-    tp, ffn = c.parallelism.tp, c.model.model_config.intermediate_size
-    if ffn % tp:
+    tp, model = c.parallelism.tp, c.model.model_config
+    ffn, heads, kv = model.intermediate_size, model.num_attention_heads, model.num_key_value_heads
+    if ffn % tp and not (heads % tp or kv % tp):  # else tp is already refused, with the sizes that suit all three
         key = "model.model_config.intermediate_size"
         yield Finding(key=key, message=f"not divisible by tp = {tp}", found=str(ffn), expected=f"a multiple of {tp}")
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from .problems import Problem, Severity, did_you_mean
+from .problems import Problem, Severity, did_you_mean, nearest
 from .yaml_loader import Mapping, Node, Scalar, Sequence
 
 _TRUE = frozenset({"true", "yes", "on"})
@@ -110,16 +110,18 @@ def read_model(node: Node, model: Any, path: str, into: Reading) -> Any:
         return Partial({})
     fields = fields_of(model)
     values: dict[str, Any] = {}
+    misspelt: set[str] = set()
     for key, child in node.entries.items():
         where = f"{path}.{key}" if path else key
         if key in fields:
             values[key] = read(child, fields[key].annotation, where, into)
         else:
             into.add(child, where, "unknown key", did_you_mean(key, fields))
+            misspelt.add(nearest(key, fields) or "")
     try:
         return model(**values)
     except ValidationError as error:
-        bad = _note_invalid(error, node, values, path, into)
+        bad = _note_invalid(error, node, values, path, misspelt, into)
     defaults = {name: info.get_default() for name, info in fields.items() if _has_plain_default(info)}
     good = {key: value for key, value in values.items() if key not in bad or _is_readable_part(value)}
     rest = {key: value for key, value in defaults.items() if key not in values}
@@ -138,8 +140,13 @@ def _has_plain_default(info: FieldInfo) -> bool:
     return not info.is_required() and info.default_factory is None
 
 
-def _note_invalid(error: ValidationError, node: Mapping, values: dict[str, Any], path: str, into: Reading) -> set[str]:
-    """Turn pydantic's findings into problems, except those about holes; the names of the fields at fault."""
+def _note_invalid(
+    error: ValidationError, node: Mapping, values: dict[str, Any], path: str, misspelt: set[str], into: Reading
+) -> set[str]:
+    """Turn pydantic's findings into problems, except those about holes; the names of the fields at fault.
+
+    A missing key that stands there misspelt is one mistake, and was said where it stands.
+    """
     bad: set[str] = set()
     for item in error.errors(include_url=False):
         loc = [str(part) for part in item["loc"]]
@@ -147,7 +154,8 @@ def _note_invalid(error: ValidationError, node: Mapping, values: dict[str, Any],
         bad.add(head)
         where = ".".join(part for part in (path, *loc) if part)
         if item["type"] == "missing":
-            into.add(node, where, "this key is missing", None)
+            if head not in misspelt:
+                into.add(node, where, "this key is missing", None)
         elif not _holds_hole(values.get(head)):
             at = node.entries.get(head, node)
             for part in loc[1:]:
