@@ -113,7 +113,7 @@ class _CrossEntropy(torch.autograd.Function):
             if grad_hidden is not None and grad_weight is not None:
                 logits_NV *= factor.unsqueeze(1)
                 if vocab.valid:
-                    pull = torch.where(here, -1.0 / num_valid, 0.0).to(stats)
+                    pull = here.to(stats) * (-1.0 / num_valid)  # torch.where of two numbers would be fp32
                     logits_NV.scatter_add_(1, target.unsqueeze(1), pull.unsqueeze(1))
                 g_NV = logits_NV.to(hidden_ND.dtype)
                 torch.mm(g_NV, used_VD, out=grad_hidden[rows])
