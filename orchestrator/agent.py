@@ -55,12 +55,10 @@ LOST_SUPERVISOR = 3
 class Agent:
     """The agent's loop. `run` returns the exit code: 0 after Quit, 3 when the supervisor was lost."""
 
-    def __init__(
-        self, *, plan: AttemptPlan, context: NodeContext, address: tuple[str, int], key: bytes, own_address: str
-    ) -> None:
+    def __init__(self, *, plan: AttemptPlan, context: NodeContext, address: tuple[str, int], key: bytes) -> None:
         self._plan, self._context = plan, context
         self._policy = plan.policy
-        self._address, self._key, self._own_address = address, key, own_address
+        self._address, self._key = address, key
         self._connection: channel.Connection | None = None
         self._next_connect = 0.0
         self._cycle: NodeCycle | None = None
@@ -93,6 +91,13 @@ class Agent:
         self._jobs.submit("metrics", self._serve_metrics)
         for remark in filter(None, (self._defect, advice)):
             print(f"agent {self._context.node}: {remark}", flush=True)
+        try:
+            return self._loop()
+        finally:
+            # Also after an error of the agent's own: ranks without an agent would hold the node for ever.
+            self._leave()
+
+    def _loop(self) -> int:
         while self._quit is None:
             channel.wait(self._connection, timeout_s=poll_s(self._policy))
             now = time.monotonic()
@@ -104,7 +109,6 @@ class Agent:
                 self._report(now)
             if now - self._heard > self._plan.supervisor_lost_s:
                 return self._orphaned(now)
-        self._leave()
         return 0
 
     def _serve_metrics(self) -> int:
@@ -156,12 +160,13 @@ class Agent:
                 node=self._context.node,
                 pid=os.getpid(),
                 attempt=self._context.attempt,
-                address=self._own_address,
                 cycle=self._cycle_number if self._cycle is not None else 0,
                 defect=self._defect,
             )
         )
         self._next_report = now
+        # What was said into a connection that broke may not have arrived.
+        self._exit_said = False
 
     def _say(self, message: Message) -> None:
         if self._connection is not None:
@@ -183,6 +188,8 @@ class Agent:
                 print(f"agent {self._context.node}: {type(message).__name__} does not fit now; ignored", flush=True)
 
     def _begin(self, number: int) -> None:
+        if number <= self._cycle_number:
+            return  # a repeated order: the first one may have been lost with its connection
         if self._cycle is not None or self._stopping is not None:
             self._say(Refused(cycle=number, why=f"cycle {self._cycle_number} still runs on {self._context.node}"))
             return
@@ -304,7 +311,6 @@ class Agent:
         )
         if self._cycle is not None:
             self._cycle.stop(with_evidence=True, now=now)
-        self._leave()
         return LOST_SUPERVISOR
 
     def _leave(self) -> None:
@@ -327,7 +333,6 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
     parser.add_argument("--node", default=os.environ.get("SLURMD_NODENAME"), help="default: $SLURMD_NODENAME")
     parser.add_argument("--connect", required=True, metavar="HOST:PORT")
     parser.add_argument("--key-file", type=Path, required=True)
-    parser.add_argument("--address", default="127.0.0.1", help="where other nodes reach this one")
     return parser.parse_args(own), tuple(command)
 
 
@@ -349,6 +354,10 @@ def host_port(text: str) -> tuple[str, int]:
 def build(argv: list[str]) -> Agent:
     """The agent of a command line. Raises PawlError and OSError when what it needs cannot be read or trusted."""
     options, command = _parse(argv)
+    if not options.node:
+        raise PawlError(
+            "the agent does not know its node: give --node, or start it by srun, which sets SLURMD_NODENAME."
+        )
     paths = RunPaths(options.run_dir.absolute())
     plan_file = paths.attempt(options.attempt) / "plan.json"
     plan = parse_plan(read_trusted(plan_file))
@@ -369,7 +378,6 @@ def build(argv: list[str]) -> Agent:
         context=context,
         address=host_port(options.connect),
         key=channel.read_key(options.key_file),
-        own_address=options.address,
     )
 
 

@@ -62,7 +62,6 @@ class Hello:
     node: str
     pid: int
     attempt: int
-    address: str
     cycle: int = 0
     defect: str | None = None
 

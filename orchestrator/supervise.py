@@ -19,12 +19,14 @@ from types import FrameType
 
 from orchestrator import channel, fsio, proc
 from orchestrator.agent_cycle import CycleRefused, read_trusted
+from orchestrator.agent_messages import Hello
 from orchestrator.agent_plan import AttemptPlan, parse_plan
 from orchestrator.codec import dumps
 from orchestrator.epochs import Epoch
 from orchestrator.errors import PawlError
 from orchestrator.history import RunState, replay
 from orchestrator.ledger import Ledger, read_all
+from orchestrator.observation import Stage
 from orchestrator.records import (
     AttemptNode,
     AttemptNodes,
@@ -41,6 +43,7 @@ from orchestrator.supervise_edge import Edge, LocalEdge, SlurmEdge
 from orchestrator.supervise_hub import Hub
 from orchestrator.supervise_look import Lookout
 from orchestrator.supervise_nodes import Nodes
+from orchestrator.supervise_start import answer_hello
 
 GENERATION = 1
 EXIT_CODES = {"done": 0, "drained": 0, "continue": 0, "cancelled": 0, "held": 3, "failed": 1}
@@ -98,6 +101,10 @@ class Supervisor:
                     self._actor.act(self._look.decide())
                 except Ended as ended:
                     return ended.outcome
+        except (PawlError, OSError) as error:
+            # No port, a full disk …: said where the controller looks, which decides whether to try again.
+            self._actor.record_failure(str(error))
+            raise
         finally:
             self._actor.quit_agents()
             self._hub.stop()
@@ -134,6 +141,9 @@ class Supervisor:
         now_unix = time.time()
         while True:
             self._nodes.take(heard, now_unix=now_unix)
+            if isinstance(heard.message, Hello):
+                running = self._look.stage is not Stage.IDLE
+                answer_hello(self._nodes, self._hub, heard.node, heard.message, running=running)
             self._look.woken_by(heard)
             try:
                 heard = self._hub.inbox.get_nowait()

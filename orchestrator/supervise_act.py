@@ -8,6 +8,7 @@
 After a restart nothing is remembered but the pause: the next cycle is started by the same rule as the first one.
 """
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -280,6 +281,13 @@ class Actor:
         self._acknowledge(verbs.get(outcome, ()), result=outcome)
         self.record("attempt_ended", {"outcome": outcome, "reason": decision.reason, "rule": decision.rule})
         raise Ended(outcome)
+
+    def record_failure(self, reason: str) -> None:
+        """The supervisor itself cannot go on: the attempt is lost. A ledger that takes nothing is said on stderr."""
+        try:
+            self.record("attempt_ended", {"outcome": "lost", "reason": reason, "rule": "supervisor-error"})
+        except OSError as error:
+            print(f"supervisor: the ledger does not take the attempt's end: {error}", file=sys.stderr, flush=True)
 
     def quit_agents(self) -> None:
         """The attempt is over: every agent cleans up its node and leaves."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator import ports
-from orchestrator.agent_messages import Start, Stop
+from orchestrator.agent_messages import Hello, Start, Stop
 from orchestrator.agent_plan import AttemptPlan
 from orchestrator.codec import dumps
 from orchestrator.epochs import Epoch
@@ -78,6 +78,16 @@ def send_start(hub: Hub, cycle: Cycle) -> None:
     """Tell the cycle's nodes; one that is not connected any more is noticed by its silence."""
     for node in cycle.nodes:
         hub.send(node.name, Start(cycle=cycle.epoch.cycle))
+
+
+def answer_hello(nodes: Nodes, hub: Hub, node: str, hello: Hello, *, running: bool) -> None:
+    """An agent that connects again may have missed an order: repeat what it should be doing."""
+    epoch, view = nodes.epoch, nodes.views[node]
+    current = epoch.cycle if running and epoch is not None and view.node_rank is not None else 0
+    if hello.cycle not in (0, current):
+        hub.send(node, Stop(cycle=hello.cycle, evidence=False))
+    elif current and hello.cycle == 0 and view.report is None and view.torchrun_exit is None:
+        hub.send(node, Start(cycle=current))
 
 
 def end_cycle(
