@@ -130,6 +130,7 @@ class History:
     quarantined: tuple[str, ...] = ()
     requests_done: tuple[str, ...] = ()
     resumed_unix: float | None = None
+    resumed_attempt: int | None = None
     last_epoch: Epoch = field(default_factory=lambda: Epoch(0, 0, 0))
 
     @property
@@ -364,6 +365,7 @@ class _Replay:
             self.values["state"] = RunState.STOPPED
         self.values["parked"] = None
         self.values["resumed_unix"] = event.unix
+        self.values["resumed_attempt"] = max(self.attempts, default=0)
         self.idle_cycles = self.streak = self.commits = 0
         self.unresolved.clear()
 

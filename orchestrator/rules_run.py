@@ -38,6 +38,12 @@ class RunContext:
             (a for a in self.history.attempts if a.attempt == last.attempt), AttemptHistory(attempt=last.attempt)
         )
 
+    @property
+    def last_word(self) -> str | None:
+        """How the newest attempt ended, unless a person has resumed the run since: a word is obeyed once."""
+        ended, resumed = self.ended, self.history.resumed_attempt
+        return None if ended is None or (resumed is not None and ended.attempt <= resumed) else ended.outcome
+
     def asked(self, verb: Verb) -> bool:
         return any(request.verb is verb for request in self.seen.requests)
 
@@ -118,15 +124,13 @@ def _complete(c: RunContext) -> Decision | None:
 
 
 def _cancelled(c: RunContext) -> Decision | None:
-    ended = c.ended
-    if not c.asked(Verb.CANCEL) and (ended is None or ended.outcome != "cancelled"):
+    if not c.asked(Verb.CANCEL) and c.last_word != "cancelled":
         return None
     return _hold("a person cancelled the run", "`pawl resume RUN` goes on from the newest checkpoint")
 
 
 def _drained(c: RunContext) -> Decision | None:
-    ended = c.ended
-    if not c.asked(Verb.DRAIN) and (ended is None or ended.outcome != "drained"):
+    if not c.asked(Verb.DRAIN) and c.last_word != "drained":
         return None
     return _hold("a person asked the run to drain", "`pawl resume RUN` goes on from the newest checkpoint")
 
@@ -138,7 +142,7 @@ def _hold(reason: str, hint: str) -> Decision:
 def _attempt_parked(c: RunContext) -> Decision | None:
     """The supervisor parked the run and died before the ledger said so."""
     ended = c.ended
-    if ended is None or ended.outcome not in ("held", "failed"):
+    if ended is None or c.last_word not in ("held", "failed"):
         return None
     hint = "read the reason; `pawl resume RUN` when it is settled"
     if ended.outcome == "held":
