@@ -23,6 +23,7 @@ from .rules_data import sources
 
 MIB = 1 << 20
 MAX_TOKENIZER_BYTES = 64 * MIB
+SMI_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +47,12 @@ def data_findings(config: Config, *, required: bool) -> Iterator[Finding]:
 
 
 def _folder(key: str, name: str, config: Config, *, required: bool) -> Iterator[Finding]:
-    from trainer.data.format import read_metadata  # numpy: only where there is a folder to look at
-
     path, vocab = Path(name), config.model.model_config.vocab_size
     if not path.is_dir():
         yield _unseen(key, "no such folder", name, required=required)
         return
+    from trainer.data.format import read_metadata  # numpy and xxhash: only where there is a folder to look at
+
     try:
         metadata = read_metadata(path)
     except DataError as error:
@@ -116,7 +117,7 @@ def local_gpus() -> tuple[LocalGpu, ...]:
         return ()
     query = [program, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ()
     return parse_gpus(done.stdout) if done.returncode == 0 else ()
@@ -175,7 +176,7 @@ def fit_findings(config: Config, result: Fit | None, gpu_type: str | None) -> It
         advice = (
             f"a micro_batch_size of at most {best}"
             if best
-            else "more tp, pp or (with zero_stage 1) dp: not even 1 fits"
+            else "more tp, pp or (with zero_stage 1) dp: not even a micro_batch_size of 1 fits"
         )
         yield Finding(
             key=key,
