@@ -124,6 +124,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        # In place: these are as large as the weight, and autograd refuses a second backward by their version.
         grad_hidden, grad_weight = ctx.saved_tensors
         scale = grads[0]
         return grad_hidden.mul_(scale), grad_weight.mul_(scale), None, None, None, None, None, None

@@ -1,0 +1,50 @@
+"""A tiny config and one-rank engines for tests of the trainer's engine."""
+
+import torch
+
+from trainer.config import model as c
+from trainer.data.batch import StepBatch
+from trainer.engine import Engine
+from trainer.mesh.context import ParallelContext
+from trainer.mesh.topology import Topology
+
+V, T = 67, 16
+
+
+def tiny_config(
+    *, dp: int = 1, pp: int = 1, tp: int = 1, tied: bool = True, layers: int = 2, heads: int = 4, kv_heads: int = 2,
+    dtype: str = "float32", zero_stage: int = 1, use_mup: bool = False, vocab: int = V, clip: float | None = 1.0,
+) -> c.Config:  # fmt: skip
+    shape = c.ModelConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, vocab_size=vocab, tie_word_embeddings=tied,
+    )  # fmt: skip
+    return c.Config(
+        general=c.General(project="test", run="tiny", seed=7),
+        parallelism=c.Parallelism(dp=dp, pp=pp, tp=tp),
+        model=c.Model(model_config=shape, dtype=dtype, init_method=c.InitMethod(use_mup=use_mup)),  # type: ignore[arg-type]
+        optimizer=c.Optimizer(
+            learning_rate_scheduler=c.LearningRateScheduler(learning_rate=1e-3), zero_stage=zero_stage, clip_grad=clip
+        ),
+        tokens=c.Tokens(sequence_length=T, train_steps=9, micro_batch_size=2, batch_accumulation_per_replica=2),
+        data=c.Data(dataset=c.Dataset(dataset_folder=["unused"])),
+    )
+
+
+def solo_engine(config: c.Config) -> Engine:
+    """An engine in this process, weights drawn."""
+    engine = Engine(config, ParallelContext(Topology(), device=torch.device("cpu")), bucket_numel=4096)
+    engine.init_weights()
+    return engine
+
+
+def tiny_batch(seed: int = 0, *, m: int = 2, b: int = 2) -> StepBatch:
+    """Random tokens with 30 % of the labels ignored."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, V, (m, b, T + 1), generator=generator)
+    labels = tokens[..., 1:].clone()
+    labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
+    return StepBatch(
+        input_ids_MBT=tokens[..., :-1].contiguous(), labels_MBT=labels,
+        position_ids_MBT=torch.arange(T).expand(labels.shape), sample_ids=tuple(range(m * b)),
+    )  # fmt: skip

@@ -1,0 +1,155 @@
+"""The engine in one process: steps that must not happen, storage that must not move, eval that must not disturb."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from engine_world import solo_engine, tiny_batch, tiny_config
+
+from trainer.engine import DRAIN, SAVE, Engine
+from trainer.errors import ConfigError
+from trainer.mesh.context import ParallelContext
+from trainer.mesh.topology import Topology
+from trainer.optim.norm import square_sum
+
+
+def snapshot(engine: Engine) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in engine.state_shards().values()]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def step(engine: Engine, batch, t: int = 1, word: int = 0):  # type: ignore[no-untyped-def]
+    return engine.train_step(batch, lr=1e-3, weight_decay=0.1, adam_t=t, control_word=word)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_training_one_batch_lowers_its_loss(dtype: str) -> None:
+    engine = solo_engine(tiny_config(dtype=dtype))
+    losses = [step(engine, tiny_batch(), t).loss for t in range(1, 31)]
+    assert losses[0] == pytest.approx(math.log(67), rel=0.02) and losses[-1] < losses[0] - 0.5
+
+
+def test_bfloat16_keeps_fp32_gradients_master_and_moments() -> None:
+    engine = solo_engine(tiny_config(dtype="bfloat16"))
+    step(engine, tiny_batch())
+    for storage in engine.optimizer.storages:
+        assert storage.weights.dtype is torch.bfloat16
+        assert {storage.grads.dtype, storage.master.dtype, storage.exp_avg.dtype} == {torch.float32}
+        assert torch.equal(storage.master.bfloat16(), storage.weights[storage.held])
+        assert (storage.master != storage.weights[storage.held]).any(), "master must keep what bf16 rounds away"
+
+
+def test_many_micro_batches_do_not_lose_gradient_to_rounding() -> None:
+    """m identical micro-batches give m times the gradient; a bf16 buffer would fail this."""
+    engine = solo_engine(tiny_config(dtype="bfloat16", tied=False))
+    one = tiny_batch(m=1)
+    many = replace(
+        one, input_ids_MBT=one.input_ids_MBT.expand(64, -1, -1), labels_MBT=one.labels_MBT.expand(64, -1, -1),
+        position_ids_MBT=one.position_ids_MBT.expand(64, -1, -1), sample_ids=tuple(range(128)),
+    )  # fmt: skip
+    engine.backward(one, num_valid=100)
+    single = [s.grads.clone() for s in engine.optimizer.storages]
+    engine.backward(many, num_valid=100)
+    for storage, alone in zip(engine.optimizer.storages, single, strict=True):
+        assert torch.linalg.vector_norm(storage.grads / 64 - alone) < 1e-6 * torch.linalg.vector_norm(alone)
+
+
+def test_no_valid_label_skips_the_step_and_says_so() -> None:
+    engine = solo_engine(tiny_config())
+    before = snapshot(engine)
+    batch = tiny_batch()
+    result = step(engine, replace(batch, labels_MBT=torch.full_like(batch.labels_MBT, -100)), word=SAVE)
+    assert result.num_valid == 0 and result.skipped == "no valid label in the global batch" and result.finite
+    assert result.control_word == SAVE and same(before, snapshot(engine))
+
+
+def test_a_nan_weight_stops_the_update() -> None:
+    engine = solo_engine(tiny_config())
+    engine.optimizer.view("model.norm.weight")[0][0] = float("nan")
+    before = snapshot(engine)
+    result = step(engine, tiny_batch())
+    assert not result.finite and result.skipped is not None and "not finite" in result.skipped
+    assert all(torch.equal(a, b) or a.isnan().any() for a, b in zip(before, snapshot(engine), strict=True))
+    assert not any(s.exp_avg.any() for s in engine.optimizer.storages)
+
+
+def test_every_real_element_moves_and_gaps_stay_zero() -> None:
+    engine = solo_engine(tiny_config(dtype="float64"))
+    before = [s.weights.clone() for s in engine.optimizer.storages]
+    step(engine, tiny_batch())
+    for storage, old in zip(engine.optimizer.storages, before, strict=True):
+        is_real = torch.zeros(storage.bucket.numel, dtype=torch.bool)
+        for slot in storage.bucket.slots:
+            is_real[slot.start : slot.stop] = True
+        assert (storage.weights != old)[is_real].all(), "weight decay alone moves every decayed element"
+        assert not storage.weights[~is_real].any() and not storage.exp_avg[~is_real].any()
+
+
+def test_eval_disturbs_nothing_and_repeats_itself() -> None:
+    straight, evaluated = solo_engine(tiny_config()), solo_engine(tiny_config())
+    for t in range(1, 4):
+        first = evaluated.eval_loss(tiny_batch(9))
+        assert first == evaluated.eval_loss(tiny_batch(9))
+        assert step(straight, tiny_batch(t), t) == step(evaluated, tiny_batch(t), t)
+    assert same(snapshot(straight), snapshot(evaluated))
+
+
+def test_eval_is_the_sum_of_what_training_reports_as_a_mean() -> None:
+    engine = solo_engine(tiny_config(dtype="float64"))
+    loss_sum, num_valid = engine.eval_loss(tiny_batch())
+    result = step(engine, tiny_batch())
+    assert num_valid == result.num_valid and loss_sum / num_valid == pytest.approx(result.loss, rel=1e-12)
+
+
+def test_splitting_the_batch_into_micro_batches_changes_nothing() -> None:
+    """Unequal valid labels per micro-batch: a mean of means would differ."""
+    whole, split = (solo_engine(tiny_config(dtype="float64")) for _ in range(2))
+    batch = tiny_batch(m=1, b=4)
+    halves = replace(
+        batch, input_ids_MBT=batch.input_ids_MBT.view(4, 1, -1), labels_MBT=batch.labels_MBT.view(4, 1, -1),
+        position_ids_MBT=batch.position_ids_MBT.reshape(4, 1, -1),
+    )  # fmt: skip
+    a, b = step(whole, batch), step(split, halves)
+    assert a.loss == pytest.approx(b.loss, rel=1e-13) and a.grad_norm == pytest.approx(b.grad_norm, rel=1e-12)
+
+
+def test_a_gradient_that_left_its_bucket_is_noticed() -> None:
+    engine = solo_engine(tiny_config())
+    _, parameter, _ = engine._parameters[0]
+    parameter.grad = parameter.grad.clone() if parameter.grad is not None else None
+    with pytest.raises(AssertionError, match=r"left its bucket"):
+        step(engine, tiny_batch())
+
+
+def test_control_word_and_sync_after_a_load() -> None:
+    engine = solo_engine(tiny_config(dtype="bfloat16"))
+    assert step(engine, tiny_batch(), word=DRAIN).control_word == DRAIN
+    for (state, _), shard in engine.state_shards().items():
+        if state == "master":
+            shard.fill_(0.5)
+    engine.sync_params_from_master()
+    assert all((parameter == 0.5).all() for _, parameter, _ in engine._parameters)
+
+
+def test_local_tie_sites_share_weights_but_not_gradients() -> None:
+    engine = solo_engine(tiny_config(tied=True))
+    live = {name: parameter for name, parameter, _ in engine._parameters}
+    head, embedding = live["lm_head.weight"], live["model.embed_tokens.weight"]
+    assert head.data_ptr() == embedding.data_ptr() and head.grad.data_ptr() != embedding.grad.data_ptr()
+    step(engine, tiny_batch())
+    assert torch.equal(head, embedding)
+
+
+def test_zero_stages_beyond_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match="zero_stage is 2; set 0 or 1"):
+        Engine(tiny_config(zero_stage=2), ParallelContext(Topology(), device=torch.device("cpu")))
+
+
+def test_norm_is_exact_beyond_fp32() -> None:
+    x = torch.full((300_000,), 1e-3)
+    x[0] = 1e3
+    assert square_sum(x).item() == pytest.approx(x.double().square().sum().item(), rel=1e-12)

@@ -1,0 +1,133 @@
+"""The parameter table and what is read from it: shards, stages, buckets, initial weights, all without torch ranks."""
+
+import math
+
+import numpy as np
+import pytest
+from engine_world import tiny_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.errors import ConfigError
+from trainer.init import draw_box
+from trainer.mesh.topology import Topology
+from trainer.optim.layout import ALIGN, plan_layout, plan_rank_layout
+from trainer.optim.norm import owned_ranges
+from trainer.pipeline.partition import layer_counts
+from trainer.spec import Box, local_box, local_shape, param_specs, specs_on_stage
+
+axis = st.sampled_from([1, 2, 4])
+
+
+@given(dp=axis, pp=axis, tp=st.sampled_from([1, 2]), tied=st.booleans(), bucket=st.sampled_from([64, 1000, 1 << 20]))
+@settings(max_examples=40, deadline=None)
+def test_every_element_is_placed_once_and_counted_once(dp: int, pp: int, tp: int, tied: bool, bucket: int) -> None:
+    """Σ over ranks of the counted ranges' real elements = number of parameters, for every mesh and bucket size."""
+    topology = Topology(dp=dp, pp=pp, tp=tp)
+    specs = param_specs(tiny_config(dp=dp, pp=pp, tp=tp, tied=tied, layers=4), topology)
+    by_name = {spec.name: spec for spec in specs}
+    counted = dict.fromkeys(by_name, 0)
+    for rank in range(topology.world_size):
+        at = topology.coord(rank)
+        layout = plan_rank_layout(specs, topology, rank, bucket_numel=bucket)
+        slots = [slot.name for b in layout.buckets for slot in b.slots]
+        assert sorted(slots) == sorted(spec.name for spec in specs_on_stage(specs, at.pp))
+        for b in layout.buckets:
+            assert b.numel == dp * b.shard_numel and b.shard_numel % ALIGN == 0
+            assert all(slot.start % ALIGN == 0 for slot in b.slots) and b.slots[-1].stop <= b.numel
+            assert len({(by_name[s.name].decay, by_name[s.name].lr_mult) for s in b.slots}) == 1
+            shard = slice(at.dp * b.shard_numel, (at.dp + 1) * b.shard_numel)
+            for part in owned_ranges(b, by_name, shard=shard, stage=at.pp, tp_rank=at.tp):
+                assert shard.start <= part.start < part.stop <= shard.stop
+                for slot in b.slots:
+                    counted[slot.name] += max(0, min(slot.stop, part.stop) - max(slot.start, part.start))
+    assert counted == {spec.name: math.prod(spec.padded_shape) for spec in specs}
+
+
+def test_tp_boxes_cover_the_canonical_tensor_and_clip_padding() -> None:
+    specs = {spec.name: spec for spec in param_specs(tiny_config(tp=2), Topology(tp=2))}
+    embedding = specs["model.embed_tokens.weight"]
+    assert embedding.shape == (67, 32) and embedding.padded_shape == (68, 32)
+    assert local_shape(embedding, 2, 1) == (34, 32)
+    assert local_box(embedding, 2, 0) == Box((0, 0), (34, 32)) and local_box(embedding, 2, 1) == Box((34, 0), (33, 32))
+    row = specs["model.layers.0.mlp.down_proj.weight"]
+    assert local_box(row, 2, 1) == Box((0, 24), (32, 24))
+    assert local_box(specs["model.norm.weight"], 2, 1) == Box((0,), (32,))
+
+
+def test_more_tp_ranks_than_vocabulary_shares() -> None:
+    """9 rows over 8 ranks: two rows each, so ranks 5 to 7 hold padding alone."""
+    spec = param_specs(tiny_config(tp=8, heads=8, kv_heads=8, vocab=9), Topology(tp=8))[0]
+    boxes = [local_box(spec, 8, rank) for rank in range(8)]
+    assert [box.size[0] for box in boxes] == [2, 2, 2, 2, 1, 0, 0, 0]
+
+
+def test_weight_decay_groups_and_tied_stages() -> None:
+    specs = param_specs(tiny_config(pp=2), Topology(pp=2))
+    assert {spec.name.split(".")[-2] for spec in specs if not spec.decay} == {
+        "input_layernorm", "post_attention_layernorm", "norm",
+    }  # fmt: skip
+    assert specs[0].stages == (0, 1) and specs[0].tie_sites == 2
+    assert [spec.name for spec in specs if spec.name == "lm_head.weight"] == []
+    alone = param_specs(tiny_config(), Topology())[0]
+    assert alone.stages == (0,) and alone.tie_sites == 2
+
+
+@given(layers=st.integers(1, 40), pp=st.integers(1, 8), head=st.floats(0, 6))
+@settings(max_examples=50, deadline=None)
+def test_layers_are_split_so_that_the_heaviest_stage_is_lightest(layers: int, pp: int, head: float) -> None:
+    if layers < pp:
+        with pytest.raises(ConfigError, match="num_hidden_layers"):
+            layer_counts(num_layers=layers, pp=pp)
+        return
+    counts = layer_counts(num_layers=layers, pp=pp, head_cost=head)
+    assert sum(counts) == layers and min(counts) >= 1 and len(counts) == pp
+    heaviest = max((*counts[:-1], counts[-1] + head))
+    if pp > 1:
+        moves = [n for n in range(1, layers - pp + 2)]
+        assert heaviest == min(max(-(-(layers - n) // (pp - 1)), n + head) for n in moves)
+
+
+def test_what_tp_cannot_divide_is_refused_with_legal_values() -> None:
+    with pytest.raises(ConfigError, match=r"num_key_value_heads is 2, .*tp = 4.*1, 2"):
+        param_specs(tiny_config(tp=4), Topology(tp=4))
+
+
+def test_bucket_limit_is_kept_unless_one_parameter_is_larger() -> None:
+    specs = param_specs(tiny_config(), Topology())
+    for bucket in plan_layout(specs, dp=1, tp=1, tp_rank=0, bucket_numel=3000).buckets:
+        assert bucket.numel <= 3000 or len(bucket.slots) == 1
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_initial_weights_do_not_depend_on_the_mesh(tp: int) -> None:
+    whole = param_specs(tiny_config(), Topology())
+    for spec in param_specs(tiny_config(tp=tp, pp=2), Topology(tp=tp, pp=2)):
+        full = draw_box(next(s for s in whole if s.name == spec.name), Box((0,) * len(spec.shape), spec.shape), seed=7)
+        for rank in range(tp):
+            box = local_box(spec, tp, rank)
+            cut = tuple(slice(o, o + n) for o, n in zip(box.offset, box.size, strict=True))
+            assert np.array_equal(draw_box(spec, box, seed=7), full[cut])
+
+
+def test_initial_statistics_and_independence() -> None:
+    specs = {spec.name: spec for spec in param_specs(tiny_config(), Topology())}
+    up, down = specs["model.layers.0.mlp.up_proj.weight"], specs["model.layers.0.mlp.down_proj.weight"]
+    assert up.init.std == 0.02 and down.init.std == pytest.approx(0.02 / math.sqrt(4))
+    values = draw_box(up, Box((0, 0), up.shape), seed=1)
+    assert abs(values.mean()) < 0.002 and values.std() == pytest.approx(0.02, rel=0.08)
+    assert not np.array_equal(values, draw_box(up, Box((0, 0), up.shape), seed=2))
+    gate = specs["model.layers.0.mlp.gate_proj.weight"]
+    assert not np.array_equal(values, draw_box(gate, Box((0, 0), gate.shape), seed=1))
+    assert len({row.tobytes() for row in values}) == len(values)
+
+
+def test_spectral_mup_scales() -> None:
+    specs = {spec.name: spec for spec in param_specs(tiny_config(use_mup=True), Topology())}
+    down = specs["model.layers.0.mlp.down_proj.weight"]  # 48 → 32
+    assert down.init.std == pytest.approx(math.sqrt(32 / 48) / math.sqrt(48)) and down.lr_mult == pytest.approx(
+        256 / 48
+    )
+    up = specs["model.layers.0.mlp.up_proj.weight"]  # 32 → 48: min(1, …) bites
+    assert up.init.std == pytest.approx(1 / math.sqrt(32)) and up.lr_mult == 8
+    assert specs["model.embed_tokens.weight"].lr_mult == 1 == specs["model.norm.weight"].lr_mult
