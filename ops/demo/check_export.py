@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.config import load
-from trainer.data import Loader
+from trainer.data.loader import Loader
 from trainer.mesh.topology import Topology
 
 
