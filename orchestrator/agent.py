@@ -10,17 +10,16 @@ It obeys one supervisor and decides nothing by itself, with one exception: when 
 owns the signals: USR2 and TERM are passed up as a notice, never down to torchrun (which would kill its workers).
 """
 
-import argparse
 import os
 import signal
 import socket
 import sys
 import time
-from pathlib import Path
 from types import FrameType
 
 from orchestrator import agent_record, channel, proc, shm
-from orchestrator.agent_cycle import CycleRefused, NodeContext, NodeCycle, Prepared, check_node, prepare, read_trusted
+from orchestrator.agent_args import Setup, read_setup
+from orchestrator.agent_cycle import CycleRefused, NodeCycle, Prepared, check_node, prepare
 from orchestrator.agent_io import Worker
 from orchestrator.agent_messages import (
     Alive,
@@ -39,13 +38,12 @@ from orchestrator.agent_messages import (
     from_wire,
     to_wire,
 )
-from orchestrator.agent_plan import AttemptPlan, parse_plan, poll_s
+from orchestrator.agent_plan import poll_s
 from orchestrator.agent_stats import StatsKeeper, rank_reports
 from orchestrator.agent_watch import Durations
 from orchestrator.epochs import Epoch
 from orchestrator.errors import PawlError
 from orchestrator.records import Unreadable
-from orchestrator.rundir import RunPaths
 
 RECORD_EVERY_S = 10.0
 RECONNECT_EVERY_S = 0.5
@@ -55,10 +53,10 @@ LOST_SUPERVISOR = 3
 class Agent:
     """The agent's loop. `run` returns the exit code: 0 after Quit, 3 when the supervisor was lost."""
 
-    def __init__(self, *, plan: AttemptPlan, context: NodeContext, address: tuple[str, int], key: bytes) -> None:
-        self._plan, self._context = plan, context
-        self._policy = plan.policy
-        self._address, self._key = address, key
+    def __init__(self, setup: Setup) -> None:
+        self._plan, self._context = setup.plan, setup.context
+        self._policy = setup.plan.policy
+        self._address, self._key = setup.address, setup.key
         self._connection: channel.Connection | None = None
         self._next_connect = 0.0
         self._cycle: NodeCycle | None = None
@@ -325,66 +323,10 @@ def _place(rank: RankReport) -> agent_record.RankPlace:
     return agent_record.RankPlace(rank=rank.rank, pid=rank.pid, phase=rank.phase, step=rank.step, quiet_s=quiet_s)
 
 
-def _parse(argv: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    own, _, command = _split(argv)
-    parser = argparse.ArgumentParser(prog="python -m orchestrator agent", description="One node's agent of an attempt.")
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--node", default=os.environ.get("SLURMD_NODENAME"), help="default: $SLURMD_NODENAME")
-    parser.add_argument("--connect", required=True, metavar="HOST:PORT")
-    parser.add_argument("--key-file", type=Path, required=True)
-    return parser.parse_args(own), tuple(command)
-
-
-def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
-    if "--" not in argv:
-        return argv, False, []
-    at = argv.index("--")
-    return argv[:at], True, argv[at + 1 :]
-
-
-def host_port(text: str) -> tuple[str, int]:
-    """("node1", 4711) of "node1:4711". Raises PawlError for anything else (S9: an endpoint without a port)."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise PawlError(f"{text!r} is no HOST:PORT; an endpoint needs both.")
-    return host.strip("[]"), int(port)
-
-
-def build(argv: list[str]) -> Agent:
-    """The agent of a command line. Raises PawlError and OSError when what it needs cannot be read or trusted."""
-    options, command = _parse(argv)
-    if not options.node:
-        raise PawlError(
-            "the agent does not know its node: give --node, or start it by srun, which sets SLURMD_NODENAME."
-        )
-    paths = RunPaths(options.run_dir.absolute())
-    plan_file = paths.attempt(options.attempt) / "plan.json"
-    plan = parse_plan(read_trusted(plan_file))
-    if isinstance(plan, Unreadable):
-        raise PawlError(f"{plan_file} cannot be used: {plan.why}.")
-    context = NodeContext(
-        paths=paths,
-        attempt=options.attempt,
-        node=options.node,
-        nonce=plan.nonce,
-        command=command or plan.torchrun,
-        policy=plan.policy,
-        env=plan.env,
-        workdir=plan.workdir,
-    )
-    return Agent(
-        plan=plan,
-        context=context,
-        address=host_port(options.connect),
-        key=channel.read_key(options.key_file),
-    )
-
-
 def main(argv: list[str]) -> int:
     """`python -m orchestrator agent …`; the exit code."""
     try:
-        agent = build(argv)
+        agent = Agent(read_setup(argv))
         proc.become_subreaper()
     except (PawlError, OSError) as error:
         print(f"agent: {error}", file=sys.stderr, flush=True)

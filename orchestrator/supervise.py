@@ -133,7 +133,8 @@ class Supervisor:
         fsio.write_atomic(self._paths.nodes(self._plan.attempt), dumps(written, indent=2) + "\n")
 
     def _pump(self, seconds: float) -> None:
-        """Wait for messages for at most `seconds`, and take in all that are there."""
+        """Wait for messages for at most `seconds`, and take in all that are there. Raises PawlError without a hub."""
+        self._hub.check()
         try:
             heard = self._hub.inbox.get(timeout=seconds)
         except queue.Empty:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from orchestrator import channel
 from orchestrator.agent_messages import Alive, Hello, Message, from_wire, to_wire
+from orchestrator.errors import PawlError
 from orchestrator.records import Unreadable
 
 _TICK_S = 0.1
@@ -52,6 +53,7 @@ class Hub:
         self._by_node: dict[str, _Peer] = {}
         self._heard: dict[str, float] = {}
         self._closing = False
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="supervisor-hub", daemon=True)
 
     def start(self) -> None:
@@ -91,7 +93,22 @@ class Hub:
         with self._lock:
             return any(peer.connection.wants_write for peer in self._peers)
 
+    def check(self) -> None:
+        """Raises PawlError when the listening thread has died: nobody would be heard any more."""
+        if self._error is not None:
+            raise PawlError(f"The supervisor's channel broke: {self._error!r}.") from self._error
+
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # told to the loop by check(); a thread must not die unheard
+            self._error = error
+        with self._lock:
+            for peer in self._peers:
+                peer.connection.close("the supervisor leaves")
+        self._listener.close()
+
+    def _serve(self) -> None:
         last = next_alive = time.monotonic()
         while not self._closing:
             self._wait()
@@ -105,16 +122,12 @@ class Hub:
                 next_alive = now + self._beat_interval_s
                 for node in self._nodes:
                     self.send(node, Alive(generation=1))
-        with self._lock:
-            for peer in self._peers:
-                peer.connection.close("the supervisor leaves")
-        self._listener.close()
 
     def _wait(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             with self._lock:
-                for peer in self._peers:
+                for peer in (peer for peer in self._peers if peer.connection.closed is None):
                     events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.connection.wants_write else 0)
                     selector.register(peer.connection.sock, events)
             selector.select(_TICK_S)
