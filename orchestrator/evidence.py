@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from orchestrator.codec import dumps
 from orchestrator.fsio import write_atomic
 
 STACKS_WAIT_S = 1.0
+HOLD_STOPPED_S = 0.5
 _PYSPY_LIMIT_S = 3.0
 _LOG_TAIL_BYTES = 16 * 1024
 _LOG_LINES = 60
@@ -82,11 +83,16 @@ class Collected:
 
 
 def collect(suspects: Iterable[Suspect], *, wait_s: float = STACKS_WAIT_S, pyspy: str | None = None) -> Collected:
-    """Ask every rank for its stacks and wait at most `wait_s` for all of them. Stopped ranks run again afterwards."""
+    """Ask every rank for its stacks; wait at most `wait_s` for those that run, then for those that were stopped."""
     asked = [(suspect, proc.look(suspect.pid), _size(suspect.stacks)) for suspect in suspects]
     waits = {suspect.rank: _wchan(suspect.pid) for suspect, _, _ in asked}
-    signalled = {suspect.rank for suspect, process, _ in asked if process is not None and _ask(process)}
-    _wait_for(lambda: all(_grown(s.stacks, size) for s, _, size in asked if s.rank in signalled), limit_s=wait_s)
+    started = time.monotonic()
+    stopped = [row for row in asked if row[1] is not None and row[1].is_stopped]
+    _ask_and_wait([row for row in asked if row not in stopped], limit_s=wait_s)
+    if stopped:
+        # A stopped rank runs on when it is continued, and the others with it: all nodes look at them before that.
+        time.sleep(max(0.0, started + HOLD_STOPPED_S - time.monotonic()))
+        _ask_and_wait(stopped, limit_s=wait_s)
     ranks, files = [], []
     for suspect, process, size in asked:
         answer = _answer(suspect, process, size, pyspy=pyspy)
@@ -111,6 +117,13 @@ def _evidence(suspect: Suspect, process: proc.Process | None, waits_in: str | No
         quiet_s=round(suspect.quiet_s, 3),
         answer=answer,
     )
+
+
+def _ask_and_wait(rows: Sequence[tuple[Suspect, proc.Process | None, int]], *, limit_s: float) -> None:
+    """Ask these ranks, then wait until every one that could be asked has written more than before."""
+    signalled = [row for row in rows if row[1] is not None and _ask(row[1])]
+    if signalled:
+        _wait_for(lambda: all(_grown(suspect.stacks, size) for suspect, _, size in signalled), limit_s=limit_s)
 
 
 def _ask(process: proc.Process) -> bool:
