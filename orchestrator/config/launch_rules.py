@@ -144,6 +144,10 @@ def _not_yet(of: SectionReading) -> Iterator[Problem]:
     if mode is not None and mode.text in ("gateway", "textfile"):
         message = "this version serves metrics from the nodes only"
         yield of.problem("monitoring.mode", message, found=mode.text, expected="nodes")
+    successors = of.value("recovery.successors")
+    if successors is not None and successors.text != "0":
+        message = "this version queues no successor jobs"
+        yield of.problem("recovery.successors", message, found=successors.text, severity=Severity.WARNING)
     if child_of(of.root.entries.get("notify", of.root), "command") is not None:
         message = "this version sends no notifications; the command is not run"
         yield of.problem("notify.command", message, severity=Severity.WARNING)

@@ -214,6 +214,12 @@ def test_commands_that_the_config_runs_are_listed() -> None:
     assert "sends no notifications" in problems[0]
 
 
+def test_what_this_version_does_not_do_is_said_when_asked_for() -> None:
+    spec, (shown,) = read("recovery: {successors: 2}")
+    assert spec is not None and "warning" in shown and "queues no successor jobs" in shown
+    assert read("recovery: {successors: 0}")[1] == []
+
+
 def test_more_ranks_than_gpus_on_this_machine() -> None:
     document = parse_text("slurm: {ranks_per_node: 2}\nlauncher: {kind: local}\n", file="run.yaml")
     sections = SectionReading(dict(document.root.entries))

@@ -134,6 +134,7 @@ def test_placeholders_in_a_run_name_are_taken_out_and_said() -> None:
         (("checkpoints.checkpoint_interval=20",), "costs the whole run"),
         (("checkpoints.checkpoints_path=/x",), "fixed place"),
         (("parallelism.recompute_layer=true",), "not recomputed"),
+        (("optimizer.optimizer_factory.torch_adam_is_fused=no",), "always the fused one"),
         (("lighteval.batch_size=8",), "the section is ignored"),
         (("metrics_logging.log_level=1",), "the section is ignored"),
         (("optimizer.adam_beta1=0.8",), "optimizer_factory.adam_beta1"),

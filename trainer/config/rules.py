@@ -210,6 +210,13 @@ def wide_gradients(c: Any, given: Given) -> Iterator[Finding]:
         yield Finding(key=key, message=message, found="false", severity=Severity.WARNING)
 
 
+def fused_update(c: Any, given: Given) -> Iterator[Finding]:
+    if not c.optimizer.optimizer_factory.torch_adam_is_fused:
+        message = "the update is always the fused one; the numbers are AdamW's either way"
+        key = "optimizer.optimizer_factory.torch_adam_is_fused"
+        yield Finding(key=key, message=message, found="false", severity=Severity.WARNING)
+
+
 def rate_order(c: Any, given: Given) -> Iterator[Finding]:
     rate, base = c.optimizer.learning_rate_scheduler, "optimizer.learning_rate_scheduler"
     if rate.min_decay_lr > rate.learning_rate:
@@ -284,6 +291,7 @@ RULES: tuple[Rule, ...] = (
     tp_mode,
     bubble,
     wide_gradients,
+    fused_update,
     rate_order,
     rate_reaches_its_floor,
     saves_on_the_way,
