@@ -1,0 +1,78 @@
+"""Communication and its gradients on several ranks: dual pairs, sharded vocabulary, ordered sums, any-stage edges."""
+
+import numpy as np
+import pytest
+import torch
+from dist.collective_cases import (
+    linear_pair,
+    numeric_dual,
+    plain_vocabulary,
+    scattered,
+    sharded_vocabulary,
+    skip_pipeline,
+)
+from dist.pool import Pool, RankError
+
+from trainer.mesh.topology import Topology
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_copy_and_reduce_are_each_others_transpose(pool: Pool, tp: int) -> None:
+    for errors in pool.run(Topology(tp=tp), numeric_dual, tp):
+        assert max(errors) < 1e-12
+
+
+def test_column_then_row_equals_whole_matrices(pool: Pool) -> None:
+    g = torch.Generator().manual_seed(1)
+    x, w1, w2, b = (
+        torch.randn(s, generator=g, dtype=torch.float64).requires_grad_() for s in ((3, 4), (8, 4), (5, 8), (5,))
+    )
+    y = torch.tanh(x @ w1.T) @ w2.T + b
+    y.square().sum().backward()
+    runs = pool.run(Topology(tp=2), linear_pair, 2)
+    for out, grad_x, _, _, grad_b in runs:
+        np.testing.assert_allclose(out, y.detach(), rtol=1e-12)
+        np.testing.assert_allclose(grad_x, x.grad, rtol=1e-12)
+        np.testing.assert_allclose(grad_b, b.grad, rtol=1e-12)
+    np.testing.assert_allclose(np.concatenate([run[2] for run in runs]), w1.grad, rtol=1e-12)
+    np.testing.assert_allclose(np.concatenate([run[3] for run in runs], axis=1), w2.grad, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("tp", "vocab"), [(2, 31), (4, 9), (8, 9)])
+def test_sharded_vocabulary_equals_whole(pool: Pool, tp: int, vocab: int) -> None:
+    """8 ranks over 9 rows: three ranks hold padding alone, and still take part."""
+    loss, grad_hidden, grad_weight, out, grad_table = plain_vocabulary(vocab)
+    runs = pool.run(Topology(tp=tp), sharded_vocabulary, tp, vocab)
+    for run in runs:
+        np.testing.assert_allclose(run[0], loss, rtol=1e-12)
+        np.testing.assert_allclose(run[1], grad_hidden, rtol=1e-10, atol=1e-14)
+        np.testing.assert_allclose(run[3], out, rtol=1e-12)
+    np.testing.assert_allclose(np.concatenate([run[2] for run in runs]), grad_weight, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(np.concatenate([run[4] for run in runs]), grad_table, rtol=1e-12)
+
+
+def test_reduce_scatter_has_the_same_bits_for_every_bucket_size(pool: Pool) -> None:
+    results = {
+        sizes: pool.run(Topology(dp=4), scattered, 4, sizes) for sizes in ((96,), (32, 64), (1, 95), (50, 40, 6))
+    }
+    whole = [torch.randn(4, 96, generator=torch.Generator().manual_seed(30 + r)) for r in range(4)]
+    ordered = ((whole[0] + whole[1]) + whole[2]) + whole[3]
+    for parts in results.values():
+        assert all(np.array_equal(part, ordered[rank].numpy()) for rank, part in enumerate(parts))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "afab"])
+def test_skip_connections_and_many_tensors_travel_between_any_stages(pool: Pool, name: str) -> None:
+    ((expected_loss, expected),) = pool.run(Topology(pp=1), skip_pipeline, 1, name)
+    runs = pool.run(Topology(pp=3), skip_pipeline, 3, name)
+    assert [run[0] for run in runs] == [0.0, 0.0, expected_loss]
+    gradients = {name: grad for _, grads in runs for name, grad in grads.items()}
+    assert gradients.keys() == expected.keys() and len(gradients) == 5
+    for key, value in expected.items():
+        np.testing.assert_allclose(gradients[key], value, rtol=1e-12, atol=1e-15)
+
+
+def test_the_pool_survives_a_failing_rank(pool: Pool) -> None:
+    with pytest.raises(RankError, match="unknown schedule"):
+        pool.run(Topology(pp=2), skip_pipeline, 2, "no such schedule")
+    assert len(pool.run(Topology(dp=2), scattered, 2, (4,))) == 2

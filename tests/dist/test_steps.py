@@ -1,0 +1,51 @@
+"""Steps on several ranks: everybody or nobody updates, words are agreed, layouts that promise equal bits give them."""
+
+import math
+
+import pytest
+from dist.pool import Pool
+from dist.step_cases import fp32_bits, nan_on_one_rank, votes
+
+from trainer.mesh.topology import Topology
+
+
+@pytest.mark.parametrize(("topology", "bad"), [(Topology(dp=2, pp=2), 0), (Topology(pp=2, tp=2), 3)], ids=str)
+def test_a_nan_on_one_rank_stops_all_and_leaves_no_trace(pool: Pool, topology: Topology, bad: int) -> None:
+    for rank, (result, unmoved, after) in enumerate(pool.run(topology, nan_on_one_rank, topology, bad)):
+        assert not result.finite and result.skipped is not None and not math.isfinite(result.grad_norm)
+        assert unmoved, f"rank {rank} moved"
+        assert after.finite and after.skipped is None
+
+
+@pytest.mark.parametrize(
+    ("words", "agreed"), [((0, 0, 0, 0), 0), ((0, 1, 0, 0), 1), ((1, 0, 2, 1), 2), ((0, 0, 0, 2), 2)]
+)
+def test_ranks_agree_on_the_largest_control_word(pool: Pool, words: tuple[int, ...], agreed: int) -> None:
+    topology = Topology(dp=2, pp=2)
+    assert pool.run(topology, votes, topology, words) == [[agreed, agreed]] * 4
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_pipeline_stages_change_no_bit_in_fp32(pool: Pool, tied: bool) -> None:
+    """pp = 4 gives the losses and weights of pp = 1, bit for bit: same order of sums, tie sites in own buffers."""
+    options: dict[str, object] = {"tied": tied, "layers": 4}
+    ((losses, weights),) = pool.run(Topology(), fp32_bits, Topology(), 4, options)
+    for other_losses, others in pool.run(Topology(pp=4), fp32_bits, Topology(pp=4), 4, options):
+        assert other_losses == losses
+        assert all(weights[name] == value for name, value in others.items())
+
+
+def test_zero_stages_change_no_bit_in_fp32(pool: Pool) -> None:
+    topology = Topology(dp=4)
+    zero, one = (pool.run(topology, fp32_bits, topology, 4, {"zero_stage": stage}) for stage in (0, 1))
+    assert zero == one and len({str(run) for run in one}) == 1
+
+
+def test_bfloat16_tie_copies_and_replicas_stay_equal(pool: Pool) -> None:
+    topology = Topology(dp=2, pp=2, tp=2)
+    runs = pool.run(topology, fp32_bits, topology, 10, {"dtype": "bfloat16", "tied": True})
+    name = "model.embed_tokens.weight"
+    for tp in range(2):
+        copies = {weights[name] for rank, (_, weights) in enumerate(runs) if topology.coord(rank).tp == tp}
+        assert len(copies) == 1, "both stages and both replicas hold one embedding"
+    assert len({tuple(losses) for losses, _ in runs}) == 1
