@@ -1,5 +1,6 @@
 """What drain, cancel, save-now and export do: leave a request, wait for its answer; run the trainer's converter."""
 
+import os
 import time
 from pathlib import Path
 
@@ -15,13 +16,16 @@ from orchestrator.records import Verb
 from orchestrator.requests import make_request, new_ulid, write_request
 from orchestrator.rundir import RunPaths, check_owner
 from orchestrator.view import run_view
-from orchestrator.view_records import CheckpointView, RunState, RunView
+from orchestrator.view_records import CheckpointView, RunView
 
 _POLL_S = 0.2
-_DONE = {
-    Verb.DRAIN: "{run} wrote its last checkpoint and ended. Go on with: pawl resume {run}",
-    Verb.CANCEL: "{run} was ended. Go on from its newest checkpoint with: pawl resume {run}",
-    Verb.SAVE_NOW: "{run} wrote a checkpoint and trains on.",
+# What the run says it did, whatever it was asked for: a save-now may be answered by a drain that came with it.
+_ANSWERS = {
+    "drained": "{run} wrote its last checkpoint and ended. Go on with: pawl resume {run}",
+    "cancelled": "{run} was ended. Go on from its newest checkpoint with: pawl resume {run}",
+    "saved": "{run} wrote a checkpoint and trains on.",
+    "done": "{run} had come to its end.",
+    "the run is complete": "{run} is complete.",
 }
 
 
@@ -44,9 +48,9 @@ def ask(run: str, verb_text: str, *, timeout_s: float, runs_root: Path | None, s
         return 0
     if result is None:
         raise PawlError(_no_answer(view, verb, timeout_s))
-    if result not in ("done", "ok"):
-        raise PawlError(f"{view.run} answered the request to {verb_text}: {result}.")
-    typer.echo(_DONE[verb].format(run=view.run))
+    if result not in _ANSWERS:
+        raise PawlError(f"{view.run} answered the request to {verb_text}: {result}. See `pawl explain {view.run}`.")
+    typer.echo(_ANSWERS[result].format(run=view.run))
     return 0
 
 
@@ -65,10 +69,9 @@ def _wait(paths: RunPaths, request_id: str, *, timeout_s: float) -> str | None:
 def _no_answer(view: RunView, verb: Verb, timeout_s: float) -> str:
     """Why there may be no answer, and what to do. The request stays: a supervisor that wakes up will act on it."""
     known = f"The run is {view.state}" + (f" ({view.state_reason})" if view.state_reason else "")
-    remedy = "look again with a longer --timeout" if view.state is RunState.TRAINING else "see `pawl explain`"
     return (
         f"{view.run} did not acknowledge the request to {verb} within {timeout_s:g} s. {known}. The request stands and "
-        f"is acted on as soon as somebody reads it; {remedy} {view.run}."
+        f"is acted on as soon as somebody reads it: `pawl status {view.run}` shows it, a longer --timeout waits for it."
     )
 
 
@@ -82,7 +85,8 @@ def export_run(run: str, *, out: Path, step: int | None, runs_root: Path | None,
     typer.echo(f"Exporting {chosen.name} of {view.run} to {out}")
     path = str(paths.checkpoint(chosen.name))
     code = pass_to_trainer(["convert", "--checkpoint-path", path, "--save-path", str(out), "--target-format", "hf"])
-    if code == 0:
+    # A run of someone else can be exported, but its ledger is not ours to write.
+    if code == 0 and os.access(paths.ledger, os.W_OK):
         writer = Ledger(paths.root, f"cli-{new_ulid()}")
         writer.append(latest_epoch(ledger.read_all(paths.root)), "export", {"step": chosen.step, "out": str(out)})
     return code

@@ -13,11 +13,10 @@ from orchestrator.config.problems import Severity, format_problem
 from orchestrator.config.site import find_site
 from orchestrator.config.spec import RunSpec
 from orchestrator.errors import UsageError
+from orchestrator.human import size as human_size
 from orchestrator.quoting import REDACTED, is_secret
 from orchestrator.records import LaunchFacts
 from orchestrator.redact import redact
-
-_GB = 1e9
 
 
 def check_config(
@@ -87,12 +86,12 @@ def facts_table(facts: LaunchFacts) -> Iterator[str]:
     yield f"ranks       {facts.world_size} = {mesh}"
     samples, length = facts.samples_per_step, facts.sequence_length
     yield f"step        {samples:,} samples × {length:,} = {facts.tokens_per_step:,} tokens"
-    size = facts.checkpoint_bytes / _GB
-    yield f"parameters  {facts.num_params:,} ({facts.compute_dtype}); a checkpoint is {size:.3g} GB"
+    checkpoint = human_size(facts.checkpoint_bytes)
+    yield f"parameters  {facts.num_params:,} ({facts.compute_dtype}); a checkpoint is {checkpoint}"
     memory = asdict(facts.memory_per_rank_bytes)
     yield "memory of the fullest rank, estimated:"
     width = max(map(len, memory))
-    yield from (f"  {name:<{width}}  {size / _GB:9.3f} GB" for name, size in memory.items())
+    yield from (f"  {name:<{width}}  {human_size(count):>9}" for name, count in memory.items())
 
 
 def fit_lines(fit: dict[str, Any] | None) -> Iterator[str]:

@@ -35,6 +35,7 @@ from orchestrator.submit import NewRun, check_place, make_run, run_folder
 from orchestrator.templates import PLAIN, SUPERVISED, load_template
 
 _PREVIEW_NONCE = "preview"
+_ENDING_S = 60.0
 _ORCHESTRATOR_KEYS = ("slurm", "recovery", "monitoring", "launcher", "notify")
 
 
@@ -206,9 +207,20 @@ def resume_run(run: str, *, overrides: tuple[str, ...], why: str, runs_root: Pat
     paths = the_run(run, runs_root=runs_root, site=site)
     for line in resume_paths(paths, overrides=overrides, why=why, by=whoami(), now_unix=time.time()):
         typer.echo(line)
-    result = _launch(paths)
+    result = _launch_after(paths, wait_s=_ENDING_S)
     typer.echo(f"{paths.root.name}: {result.done}.")
     return 0
+
+
+def _launch_after(paths: RunPaths, *, wait_s: float) -> Reconciled:
+    """Launch, waiting for the attempt before to end: its last processes may outlive the answer to a drain."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        result = _launch(paths)
+        ending = result.decision is not None and result.decision.rule == "attempt-alive"
+        if not ending or time.monotonic() >= deadline:
+            return result
+        time.sleep(0.5)
 
 
 def run_controller(

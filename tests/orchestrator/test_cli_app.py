@@ -9,9 +9,10 @@ import pytest
 
 from orchestrator.cli.app import run
 
-COMMANDS = (
-    "check render submit resume controller status watch logs explain report drain cancel save-now export data"
-).split()
+COMMANDS = [
+    *("check", "render", "submit", "resume", "controller", "status", "watch", "logs", "explain", "report"),
+    *("drain", "cancel", "save-now", "export", "data"),
+]
 HEAVY = ("torch", "rich", "pydantic", "jinja2", "prometheus_client", "plotly", "yaml", "submitit", "transformers")
 
 

@@ -11,7 +11,7 @@
 #SBATCH --export=NONE
 #SBATCH --comment="pawl 0123456789abcdef"
 #SBATCH --chdir=/home/me/work
-#SBATCH --output=/scratch/runs/demo/slurm-%j.log
+#SBATCH --output=/home/me/work/slurm-%j.log
 #
 # Run demo as a classical job, made by pawl: nobody watches it and nothing restarts it.
 # It resumes from the newest checkpoint that verifies; submit the file again to go on.
