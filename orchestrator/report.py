@@ -16,11 +16,12 @@ from typing import Any
 from orchestrator import report_sections as sections
 from orchestrator.errors import PawlError
 from orchestrator.fsio import read_text, write_atomic
-from orchestrator.human import duration, moment
+from orchestrator.human import duration, moment_utc
 from orchestrator.quoting import is_secret
+from orchestrator.records import Event
 from orchestrator.rundir import RunPaths
-from orchestrator.train_lines import StepLine, ValidationLine
-from orchestrator.view import build_view, run_steps
+from orchestrator.train_lines import MergedSteps, StepLine
+from orchestrator.view import RunInputs, build_view, run_steps
 from orchestrator.view_read import read_run
 from orchestrator.view_records import RunView
 
@@ -32,7 +33,7 @@ def write_report(run_dir: Path, out: Path | None = None, *, now: float | None = 
     inputs = read_run(run_dir, now)
     view = build_view(inputs)
     merged = run_steps(inputs.lines, inputs.events)
-    data = page_data(view, merged.kept, merged.recomputed, inputs.lines, inputs.validation)
+    data = page_data(view, merged, inputs)
     target = out or run_dir / "report.html"
     text = page(view, data, config=read_text(RunPaths(run_dir).config))
     try:
@@ -80,23 +81,21 @@ def page(view: RunView, data: dict[str, Any], *, config: str | None) -> str:
     )
 
 
-def page_data(
-    view: RunView,
-    kept: Sequence[StepLine],
-    recomputed: Sequence[StepLine],
-    lines: Sequence[StepLine],
-    validation: Sequence[ValidationLine],
-) -> dict[str, Any]:
-    """What the charts draw. Gaps between cycles stay gaps: `spells` and `recomputed` are one series per cycle."""
+def page_data(view: RunView, merged: MergedSteps, inputs: RunInputs) -> dict[str, Any]:
+    """What the charts draw. Gaps between cycles stay gaps: `spells` and `recomputed` are one series per cycle.
+
+    Checkpoints are marked where they were committed, those that retention has removed since included.
+    """
+    commits = [event for event in inputs.events if event.kind == "checkpoint_committed"]
     return {
-        "kept": _series(thin(kept, MAX_POINTS)),
-        "kept_spells": [_series(thin(part, MAX_POINTS)) for part in _by_cycle(kept)],
-        "recomputed": [_series(thin(part, MAX_POINTS)) for part in _by_cycle(recomputed)],
-        "spells": [_series(thin(part, MAX_POINTS)) for part in _by_cycle(lines)],
+        "kept": _series(thin(merged.kept, MAX_POINTS)),
+        "kept_spells": [_series(thin(part, MAX_POINTS)) for part in _by_cycle(merged.kept)],
+        "recomputed": [_series(thin(part, MAX_POINTS)) for part in _by_cycle(merged.recomputed)],
+        "spells": [_series(thin(part, MAX_POINTS)) for part in _by_cycle(inputs.lines)],
         "validation": {
-            "step": [line.step for line in validation],
-            "loss": [line.loss for line in validation],
-            "unix": [line.unix for line in validation],
+            "step": [line.step for line in inputs.validation],
+            "loss": [line.loss for line in inputs.validation],
+            "unix": [line.unix for line in inputs.validation],
         },
         "incidents": [
             {
@@ -107,11 +106,16 @@ def page_data(
             for i in view.incidents
         ],
         "checkpoints": [
-            {"unix": c.committed_unix, "text": f"checkpoint of step {c.step:,}<br>{moment(c.committed_unix)}"}
-            for c in view.checkpoints
-            if c.committed_unix is not None
+            {"unix": e.unix, "text": f"checkpoint of step {step_of(e):,}<br>{moment_utc(e.unix)}"}
+            for e in commits[:: -(-len(commits) // MAX_POINTS) or 1]
         ],
     }
+
+
+def step_of(commit: Event) -> int:
+    """The step that a checkpoint_committed event names."""
+    step = commit.data.get("step")
+    return step if isinstance(step, int) else 0
 
 
 def thin(lines: Sequence[StepLine], limit: int) -> tuple[StepLine, ...]:
@@ -149,11 +153,21 @@ def _series(lines: Sequence[StepLine]) -> dict[str, list[Any]]:
 
 
 def redacted(config: str) -> str:
-    """The YAML with the values of secret-looking keys as ***. The frozen config holds none; an edited one might."""
+    """The YAML with secret variables of `env` as ***. The frozen config holds none; an edited one might.
+
+    Only below an `env:` key: elsewhere `bos_token_id` and `num_key_value_heads` name no secret.
+    """
     shown = []
+    env_indent: int | None = None
     for line in config.split("\n"):
+        indent = len(line) - len(line.lstrip())
+        if env_indent is not None and line.strip() and indent <= env_indent:
+            env_indent = None
         key, colon, value = line.partition(":")
-        shown.append(f"{key}: ***" if colon and value.strip() and is_secret(key.strip(" -'\"")) else line)
+        secret = env_indent is not None and is_secret(key)
+        if key.strip() == "env":
+            env_indent, secret = indent, bool(value.strip(" {}"))
+        shown.append(f"{key}: ***" if colon and value.strip() and secret else line)
     return "\n".join(shown)
 
 

@@ -242,7 +242,7 @@ def requests_of(pending: Iterable[Request], events: Iterable[Event]) -> tuple[Re
 def nodes_of(
     events: Sequence[Event], cycle: Cycle | None, beats: Sequence[NodeBeat], *, world_size: int | None, running: bool
 ) -> tuple[NodeView, ...]:
-    """The nodes of the newest attempt: training ones in rank order, then spares, then excluded ones."""
+    """The nodes of the newest attempt: training ones in rank order, then the others."""
     started = next((event for event in reversed(events) if event.kind == "cycle_started"), None)
     if started is None:
         return ()
@@ -260,7 +260,8 @@ def nodes_of(
     per_node = (world_size // len(training)) if world_size and training else 0
     views = []
     for name in dict.fromkeys((*training, *spares, *excluded)):
-        role = "train" if name in training else "spare" if name in spares else "excluded"
+        # The ledger's spares are all that do not train, nodes that were swapped out included.
+        role = "train" if name in training else "excluded" if name in excluded else "spare"
         beat = next((b for b in beats if b.name == name), None) if running else None
         first_rank = training.index(name) * per_node if role == "train" else None
         views.append(_node(name, role, addresses.get(name), beat, interval, first_rank, per_node))

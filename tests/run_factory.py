@@ -368,7 +368,8 @@ def rough() -> Story:
         detection_s=3.5,
         exclude=("node1",),
     )
-    story.nodes, story.spares = ("node0", "node2"), ()
+    # As the supervisor writes it: spares are all nodes that do not train.
+    story.nodes, story.spares = ("node0", "node2"), ("node1",)
     story.cycle(incident="i1", level="L2")
     story.recovered(incident="i1", cls="node_down", level="L2", detection_s=3.5, lost_steps=3)
     story.steps(24)

@@ -111,13 +111,18 @@ def test_secrets_of_an_edited_config_are_not_shown(tmp_path: Path) -> None:
     """X6: the frozen config has none; a hand-edited one might."""
     story = clean()
     run_dir = story.write(tmp_path)
-    config = "slurm:\n  env:\n    WANDB_API_KEY: abc123\n    HF_TOKEN: 'tok-9'\n    THREADS: 4\n"
+    config = (
+        "slurm:\n  env:\n    WANDB_API_KEY: abc123\n    HF_TOKEN: 'tok-9'\n    THREADS: 4\nmodel:\n  bos_token_id: 7\n"
+    )
     (run_dir / "run.yaml").write_text(config)
     text = write_report(run_dir, now=story.now).read_text()
     assert "abc123" not in text
     assert "tok-9" not in text
     assert "THREADS: 4" in redacted(config)
+    assert "bos_token_id: 7" in redacted(config)
     assert redacted(config).count("***") == 2
+    assert "abc" not in redacted("slurm:\n  env: {API_KEY: abc}\n")
+    assert redacted("env:\nmodel:\n  token: 1") == "env:\nmodel:\n  token: 1"
 
 
 def test_thinning_keeps_a_spike_of_one_step_in_a_million() -> None:
