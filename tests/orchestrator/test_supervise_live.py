@@ -171,14 +171,19 @@ def test_a_signal_to_the_supervisor_drains_and_asks_for_another_attempt(make):
     check_clean(run)
 
 
-def test_save_now_saves_and_the_run_goes_on(make):
+def test_save_now_saves_and_a_second_supervisor_leaves_with_0(make):
     run = make(steps=60, save_every=1000).start()
     run.wait(lambda: max(run.step(1), default=0) >= 3)
     write_request(run.paths, make_request(Verb.SAVE_NOW, by="test", now_unix=time.time()), ulid=new_ulid())
+    plan = run.plan()
+    second = subprocess.run([*plan["supervise"], *plan["torchrun"]], capture_output=True, text=True, timeout=20)
+    assert second.returncode == 0 and "another process" in second.stdout
+    assert run.claim().pid == run.pid
     assert run.join() == ("done", 0), run.story()
     saved = [d["step"] for d in run.data("checkpoint_committed")]
     assert len(saved) == 2 and saved[0] < 60 and saved[1] == 60
     assert run.data("request_done")[0]["result"] == "saved"
+    assert len(run.data("attempt_started")) == 1
 
 
 def test_cancel_stops_at_once(make):
@@ -197,17 +202,6 @@ def test_agents_stop_their_ranks_when_the_supervisor_is_gone(make):
     run.wait(lambda: run.processes() == ())
     assert 1.0 < time.monotonic() - killed < 12
     assert all("fake_trainer.py" in run.paths.stacks(1, 1, rank).read_text() for rank in range(4))
-
-
-def test_a_second_supervisor_leaves_with_0_and_changes_nothing(make):
-    run = make(steps=60).start()
-    run.wait_event("cycle_running")
-    plan = run.plan()
-    second = subprocess.run([*plan["supervise"], *plan["torchrun"]], capture_output=True, text=True, timeout=20)
-    assert second.returncode == 0 and "another process" in second.stdout
-    assert run.claim().pid == run.pid
-    assert run.join() == ("done", 0), run.story()
-    assert len(run.data("attempt_started")) == 1
 
 
 def test_a_bad_config_fails_the_run_without_a_restart(make):
