@@ -1,5 +1,10 @@
 """Layers in one process against torch: sharded cross-entropy, rotary, chunks, and what tracing refuses."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -164,3 +169,32 @@ def test_llama_graph_crosses_stages_with_the_hidden_state_alone() -> None:
     labels = [node.stage for node in graph.nodes for _, ref in node.inputs if ref == FieldRef("labels")]
     assert labels == [1] and isinstance(graph.loss, ValueRef)
     assert all(block.module is None for block in model.modules() if isinstance(block, PipelineBlock))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_declared_output_shapes_are_those_torch_computes(dtype: torch.dtype, tied: bool) -> None:
+    """Llama declares its shapes so that no rank pays for a meta operation at start; here torch computes them."""
+    config = tiny_config(pp=2, layers=4, tied=tied)
+    ids = torch.zeros(2, 16, dtype=torch.int64, device="meta")
+    fields = {"input_ids": ids, "labels": ids, "position_ids": ids, "num_valid": 1.0}
+    model = Llama(config, LayerFactory(tp=solo(), dtype=dtype), Topology(pp=2))
+    declared = trace(model, fields)
+    for block in model.modules():
+        if isinstance(block, PipelineBlock):
+            assert block.outputs is not None
+            block.outputs = None
+    assert trace(model, fields) == declared
+
+
+def test_starting_a_rank_runs_no_meta_operation() -> None:
+    """The first meta operation imports sympy and torch's compiler: seconds of every restart."""
+    code = (
+        "import sys; from engine_world import solo_engine, tiny_batch, tiny_config;"
+        "engine = solo_engine(tiny_config());"
+        "engine.train_step(tiny_batch(), lr=1e-3, weight_decay=0.0, adam_t=1);"
+        "print('sympy' in sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert out.stdout.strip() == "False"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from trainer.device import statistics_dtype
 from trainer.layers.attention import CausalSelfAttention
 from trainer.layers.factory import LayerFactory
 from trainer.layers.mlp import SwiGLU
@@ -19,6 +20,7 @@ from trainer.layers.rotary import Rotary
 from trainer.layers.tied import TiedParameter
 from trainer.mesh.topology import Topology
 from trainer.pipeline.block import PipelineBlock, TensorPointer
+from trainer.pipeline.graph import Meta
 from trainer.pipeline.partition import layer_counts, stage_of_layer
 from trainer.spec import EMBEDDING, HEAD, head_cost
 
@@ -60,13 +62,19 @@ class Llama(nn.Module):
             dtype=layers.dtype,
         )  # fmt: skip
         counts = layer_counts(num_layers=shape.num_hidden_layers, pp=topology.pp, head_cost=head_cost(config))
-        self.embed = PipelineBlock(partial(layers.embedding, vocab, hidden), name="model.embed_tokens", stage=0)
+        embedding = partial(layers.embedding, vocab, hidden)
+        embedded = partial(_embedded, hidden_size=hidden, dtype=layers.dtype)
+        self.embed = PipelineBlock(embedding, name="model.embed_tokens", stage=0, outputs=embedded)
+        decoder = partial(DecoderLayer, config, layers, rotary)
         self.layers = nn.ModuleList(
-            PipelineBlock(partial(DecoderLayer, config, layers, rotary), name=f"model.layers.{i}", stage=stage)
+            PipelineBlock(decoder, name=f"model.layers.{i}", stage=stage, outputs=_same_hidden)
             for i, stage in enumerate(stage_of_layer(counts))
         )
-        self.norm = PipelineBlock(partial(_FinalNorm, layers, hidden, shape.rms_norm_eps), name="model", stage=last)
-        self.head = PipelineBlock(partial(layers.head, vocab, hidden), name="lm_head", stage=last)
+        norm = partial(_FinalNorm, layers, hidden, shape.rms_norm_eps)
+        self.norm = PipelineBlock(norm, name="model", stage=last, outputs=_same_hidden)
+        head = partial(layers.head, vocab, hidden)
+        scalar = partial(_scalar_loss, dtype=layers.dtype)
+        self.head = PipelineBlock(head, name="lm_head", stage=last, outputs=scalar)
         self.ties: tuple[TiedParameter, ...] = ()
         if shape.tie_word_embeddings:
             self.ties = (TiedParameter(name=EMBEDDING, sites=((0, EMBEDDING), (last, HEAD))),)
@@ -91,3 +99,16 @@ class _FinalNorm(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.norm(hidden)
         return out
+
+
+def _embedded(*, input_ids: Meta, hidden_size: int, dtype: torch.dtype) -> Meta:
+    name = str(dtype).removeprefix("torch.")
+    return Meta(shape=(*input_ids.shape, hidden_size), dtype=name, is_floating=True)
+
+
+def _same_hidden(*, hidden: Meta, **_: Meta | None) -> Meta:
+    return hidden
+
+
+def _scalar_loss(*, dtype: torch.dtype, **_: Meta | None) -> Meta:
+    return Meta(shape=(), dtype=str(statistics_dtype(dtype)).removeprefix("torch."), is_floating=True)

@@ -15,6 +15,8 @@ from torch import nn
 from trainer.errors import ConfigError
 from trainer.pipeline.graph import FieldRef, Meta, ValueRef
 
+OutputShapes = Callable[..., Meta | tuple[Meta, ...]]
+
 
 class PointerError(ConfigError, TypeError):
     """The model computes on a TensorPointer outside a PipelineBlock."""
@@ -77,13 +79,17 @@ def _refuse(what: str) -> NoReturn:
 class PipelineBlock(nn.Module):
     """One node of the model's DAG, on stage `stage`.
 
-    `builder` makes the inner module and is called on the owning stage (and, on the meta device, while tracing). `name`
-    prefixes the inner module's parameter names; together they are the live names.
+    `builder` makes the inner module and is called on the owning stage. `name` prefixes the inner module's parameter
+    names; together they are the live names. `outputs` says the outputs' shapes from the inputs' (Metas by keyword);
+    without it the tracer builds the module and runs it once on the meta device. Declare it where start-up counts: the
+    first meta operation of a process makes torch import sympy and its compiler, two seconds of every restart.
     """
 
-    def __init__(self, builder: Callable[[], nn.Module], *, name: str, stage: int) -> None:
+    def __init__(
+        self, builder: Callable[[], nn.Module], *, name: str, stage: int, outputs: OutputShapes | None = None
+    ) -> None:
         super().__init__()
-        self.builder, self.name, self.stage = builder, name, stage
+        self.builder, self.name, self.stage, self.outputs = builder, name, stage, outputs
         self.module: nn.Module | None = None
 
     def build(self) -> nn.Module:

@@ -1,6 +1,7 @@
-"""Tracing: run the model's `forward` once on meta tensors and keep the graph of blocks.
+"""Tracing: run the model's `forward` once on pointers and keep the graph of blocks.
 
-Every rank traces the whole model (meta tensors cost nothing), so each knows the shapes of all that it will receive.
+Every rank traces the whole model, so each knows the shapes of all that it will receive. A block that declares its
+outputs' shapes is believed (a test holds the declarations against torch); any other runs once on the meta device.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,6 @@ class Tracer:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.fields = dict(fields)
         self.nodes: list[Node] = []
-        self.values: dict[ValueRef, torch.Tensor] = {}
 
     def pointers(self) -> dict[str, TensorPointer]:
         """The model's arguments: one pointer per batch field."""
@@ -37,25 +37,35 @@ class Tracer:
                     f"PipelineBlock {block.name!r} got {type(value).__name__} for {keyword!r}: inputs are batch fields "
                     "and outputs of other blocks. Give constants to the block's builder."
                 )
-        with torch.no_grad():
-            out = block.builder().to("meta")(**{key: self._value(pointer.ref) for key, pointer in inputs.items()})
+        out = self._declared(block, inputs) if block.outputs is not None else self._run(block, inputs)
         outputs = out if isinstance(out, tuple) else (out,)
         node = Node(
             index=len(self.nodes), block=block.name, stage=block.stage,
             inputs=tuple((key, pointer.ref) for key, pointer in inputs.items()),
-            outputs=tuple(_meta(tensor) for tensor in outputs),
+            outputs=outputs,
         )  # fmt: skip
         self.nodes.append(node)
         refs = [ValueRef(node.index, i) for i in range(len(outputs))]
-        self.values.update(zip(refs, outputs, strict=True))
         pointers = tuple(TensorPointer(recorder=self, ref=ref, meta=self.meta(ref)) for ref in refs)
         return pointers if isinstance(out, tuple) else pointers[0]
 
     def meta(self, ref: ValueRef) -> Meta:
         return self.nodes[ref.node].outputs[ref.output]
 
+    def _declared(self, block: PipelineBlock, inputs: dict[str, TensorPointer]) -> Meta | tuple[Meta, ...]:
+        assert block.outputs is not None
+        return block.outputs(**{key: pointer.meta for key, pointer in inputs.items()})
+
+    def _run(self, block: PipelineBlock, inputs: dict[str, TensorPointer]) -> Meta | tuple[Meta, ...]:
+        with torch.no_grad():
+            out = block.builder().to("meta")(**{key: self._value(pointer.ref) for key, pointer in inputs.items()})
+        return tuple(_meta(tensor) for tensor in out) if isinstance(out, tuple) else _meta(out)
+
     def _value(self, ref: FieldRef | ValueRef) -> Any:
-        return self.fields[ref.name] if isinstance(ref, FieldRef) else self.values[ref]
+        if isinstance(ref, FieldRef):
+            return self.fields[ref.name]
+        meta = self.meta(ref)
+        return torch.empty(meta.shape, dtype=getattr(torch, meta.dtype), device="meta")
 
 
 def trace(model: nn.Module, fields: Mapping[str, Any]) -> Graph:
