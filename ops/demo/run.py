@@ -49,7 +49,10 @@ def run(*argv: str) -> None:
 
 
 def prepare_text() -> None:
-    say("1 · Real text", "Two spellings of Shakespeare and the King James Bible; a 1,024-entry BPE; three token folders.")
+    say(
+        "1 · Real text",
+        "Two spellings of Shakespeare and the King James Bible; a 1,024-entry BPE; three token folders.",
+    )
     raw = texts.copy_texts(DATA / "raw")
     tokenizer = str(DATA / "tokenizer")
     run("data", "tokenizer", "train", "--input", *map(str, raw.values()), "--vocab-size", "1024", "--out", tokenizer)
@@ -85,7 +88,9 @@ def watch_until(argv: list[str], ready: Callable[[], bool], *, limit_s: float) -
         child.kill()
         sys.exit(f"demo: `pawl {shlex.join(argv)}` did not end after Ctrl-C")
     if not ready():
-        sys.exit(f"demo: `pawl {shlex.join(argv)}` ended (exit code {code}) before the run came this far; pawl logs demo")
+        sys.exit(
+            f"demo: `pawl {shlex.join(argv)}` ended (exit code {code}) before the run came this far; pawl logs demo"
+        )
 
 
 def scrape(run_dir: Path) -> list[str]:
@@ -100,7 +105,9 @@ def scrape(run_dir: Path) -> list[str]:
         except (urllib.error.URLError, OSError) as why:
             console.print(f"metrics at {url} do not answer: {why}")
             continue
-        lines = [line for line in page.splitlines() if line.startswith(("pawl_train_step{", "pawl_train_tokens_total{"))]
+        lines = [
+            line for line in page.splitlines() if line.startswith(("pawl_train_step{", "pawl_train_tokens_total{"))
+        ]
         console.print(f"[dim]GET {url}[/]\n  " + "\n  ".join(lines[:4]))
     return urls
 
@@ -122,9 +129,7 @@ def train_through_faults(config: Path, run_dir: Path, run_name: str, train_steps
     urls = scrape(run_dir)
     say("3 · A node dies", f"Now SIGKILL to every process of {VICTIM_NODE}, in the middle of a step.")
     console.print(f"[bold red]$ kill -9 {' '.join(map(str, faults.kill_node(run_dir, VICTIM_NODE)))}[/]")
-    watch_until(
-        ["watch", run_name], lambda: recovered(run_dir, 1) and last_step(run_dir) >= second, limit_s=180
-    )
+    watch_until(["watch", run_name], lambda: recovered(run_dir, 1) and last_step(run_dir) >= second, limit_s=180)
     say("4 · A rank stops", "Now SIGSTOP to rank 1 on node0: it lives, but it does nothing; the others wait for it.")
     pid = faults.trainer_pid(run_dir, "node0", 1)
     if pid is None:

@@ -14,13 +14,22 @@ def _s(seconds: float | None) -> str:
 
 def _view(pawl: str, run: str) -> dict[str, Any]:
     out = subprocess.run([pawl, "status", run, "--json"], capture_output=True, text=True, check=True).stdout
-    view = json.loads(out)
-    return view[0] if isinstance(view, list) else view
+    view: dict[str, Any] = json.loads(out)
+    return view
 
 
 def _incidents(view: dict[str, Any]) -> Table:
     table = Table(title="Restarts", title_justify="left")
-    for column in ("what", "level", "detection", "teardown", "interpreter start", "load", "kill → training", "lost steps"):
+    for column in (
+        "what",
+        "level",
+        "detection",
+        "teardown",
+        "interpreter start",
+        "load",
+        "kill → training",
+        "lost steps",
+    ):
         table.add_column(column, justify="left" if column in ("what", "level") else "right")
     for incident in view["incidents"]:
         cost = incident["cost"] or {}
@@ -28,7 +37,10 @@ def _incidents(view: dict[str, Any]) -> Table:
         parts = [_s(cost.get(key)) for key in ("detection_s", "teardown_s", "start_s", "load_s", "total_s")]
         lost = cost.get("lost_steps")
         table.add_row(
-            f"{incident['failure_class']} ({where})", incident["level"] or "", *parts, "unknown" if lost is None else str(lost)
+            f"{incident['failure_class']} ({where})",
+            incident["level"] or "",
+            *parts,
+            "unknown" if lost is None else str(lost),
         )
     return table
 

@@ -53,7 +53,11 @@ def test_pawl_renders_from_a_clean_environment(wheel: Path, tmp_path: Path) -> N
     (home / "run.yaml").write_text((ROOT / "configs" / "seed-1.7b.yaml").read_text())
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     where = subprocess.run(
-        [python, "-c", "import orchestrator; print(orchestrator.__file__)"], cwd=home, env=env, capture_output=True, text=True
+        [python, "-c", "import orchestrator; print(orchestrator.__file__)"],
+        cwd=home,
+        env=env,
+        capture_output=True,
+        text=True,
     )
     assert str(tmp_path) in where.stdout, where
     done = subprocess.run(
