@@ -102,6 +102,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     yield start
     for run in started:
         proc.kill_all(lambda nonce=run.nonce: proc.find(nonce=nonce))  # type: ignore[misc]
+        for left in Path("/dev/shm").glob(f"pawl-*-{run.nonce}-*"):
+            left.unlink()
 
 
 @pytest.fixture(scope="module")
