@@ -143,11 +143,7 @@ def plan_launch(
     Raises UsageError naming the key of whatever cannot be launched as asked.
     """
     _check_sizes(spec, facts)
-    for key, text in (("the run directory", str(run_dir)), ("the Python in use", python), ("the work folder", workdir)):
-        check_text(text, key=key)
-        if any(placeholder in text for placeholder in PLACEHOLDERS):
-            raise UsageError(f"{key}: {text!r} contains a placeholder such as {{shm}}; choose another path.")
-    torchrun = _torchrun(run_dir=run_dir, python=python, config=config)
+    _check_paths({"the run directory": str(run_dir), "the Python in use": python, "the work folder": workdir})
     supervise = (
         *(python, "-m", "orchestrator", "supervise", "--run-dir", str(run_dir)),
         *("--attempt", str(attempt), "--launcher", launcher, "--"),
@@ -175,12 +171,20 @@ def plan_launch(
         env=_settings(spec, nonce=None if plain else nonce),
         secrets_file=SECRETS_FILE if any(is_secret(name) for name in spec.slurm.env) else None,
         supervise=supervise,
-        torchrun=torchrun,
+        torchrun=_torchrun(run_dir=run_dir, python=python, config=config),
         plain_torchrun=_plain_torchrun(spec, run_dir=run_dir, python=python, config=config),
         recovery=_recovery(spec.recovery),
         monitoring=spec.monitoring.model_dump(mode="json"),
         keep_last=keep_last,
     )  # fmt: skip
+
+
+def _check_paths(paths: dict[str, str]) -> None:
+    """A path must pass through a script in one line, and through the agents' replacement of placeholders unchanged."""
+    for key, text in paths.items():
+        check_text(text, key=key)
+        if any(placeholder in text for placeholder in PLACEHOLDERS):
+            raise UsageError(f"{key}: {text!r} contains a placeholder such as {{shm}}; choose another path.")
 
 
 def _check_sizes(spec: RunSpec, facts: LaunchFacts) -> None:

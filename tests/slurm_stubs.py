@@ -47,7 +47,8 @@ import json, os, sys
 from pathlib import Path
 name = Path(sys.argv[0]).name
 rank = os.environ.get("SLURM_NODEID", "x")
-Path({folder!r}, f"{{name}}-{{rank}}.json").write_text(json.dumps({{"argv": sys.argv[1:], "environ": dict(os.environ)}}))
+seen = {{"argv": sys.argv[1:], "environ": dict(os.environ)}}
+Path({folder!r}, f"{{name}}-{{rank}}.json").write_text(json.dumps(seen))
 """
 # Real Python for `-c`, a recorder for `-m orchestrator …`.
 PYTHON = """#!/bin/bash

@@ -15,7 +15,9 @@ TimeoutOption = Annotated[
 def drain(
     run: RunArgument, timeout: TimeoutOption = 120.0, runs_root: RunsRootOption = None, site: SiteOption = None
 ) -> None:
-    """Checkpoint at the next step border, then end the job. `pawl resume` goes on from there.
+    """Checkpoint at the next step border, then end the job.
+
+    `pawl resume` goes on from there.
 
     \b
     pawl drain demo
@@ -29,7 +31,9 @@ def drain(
 def cancel(
     run: RunArgument, timeout: TimeoutOption = 120.0, runs_root: RunsRootOption = None, site: SiteOption = None
 ) -> None:
-    """End the job now, without a checkpoint. `pawl resume` goes on from the newest one.
+    """End the job now, without a checkpoint.
+
+    `pawl resume` goes on from the newest one.
 
     \b
     pawl cancel demo
@@ -71,7 +75,7 @@ def export(
 
 
 def data() -> None:
-    """Prepare and look at training data: data prepare | inspect | tokenizer train.
+    """Prepare and look at training data.
 
     \b
     pawl data tokenizer train --input texts/ --vocab-size 1024 --out tokenizer

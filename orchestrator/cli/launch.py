@@ -74,6 +74,8 @@ def submit(
 ) -> None:
     """Check the config, make the run directory, start the run.
 
+    The job is called slurm.job_name, else general.run; SBATCH_* and SLURM_* variables of your shell are not passed on.
+
     \b
     pawl submit run.yaml                       to Slurm
     pawl submit run.yaml --launcher local      on this machine, with the GPUs it has
@@ -100,7 +102,10 @@ def resume(
     runs_root: RunsRootOption = None,
     site: SiteOption = None,
 ) -> None:
-    """Let a held, drained, cancelled or failed run go on, with changed values if asked.
+    """Let a stopped run go on, with changed values if asked.
+
+    Free keys (slurm, recovery, layout) change at will, recorded ones (learning rate, steps, weights) from a step on;
+    fixed ones (model, seed) would make it another run and are refused.
 
     \b
     pawl resume demo
@@ -122,7 +127,9 @@ def controller(
     runs_root: RunsRootOption = None,
     site: SiteOption = None,
 ) -> None:
-    """Keep all runs going: relaunch what ended early, until each run is done or held. Two at once are harmless.
+    """Keep all runs going until each is done or held.
+
+    Relaunches what ended early. Two controllers at once are harmless; runs train on without one.
 
     \b
     pawl controller --metrics-port 9400

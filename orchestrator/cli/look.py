@@ -16,6 +16,8 @@ def status(
 ) -> None:
     """State of one run, or of all runs.
 
+    Exit code 3 when the run asked for is HELD.
+
     \b
     pawl status                 one line per run
     pawl status demo            steps, nodes, incidents, budgets
@@ -27,7 +29,9 @@ def status(
 
 
 def watch(run: OptionalRunArgument = None, runs_root: RunsRootOption = None, site: SiteOption = None) -> None:
-    """Live progress of a run. Only looks: Ctrl-C ends the watching, the run goes on.
+    """Live progress of a run; Ctrl-C leaves the run going.
+
+    Ends with the run: exit code 0, 1 when it FAILED, 3 when it is HELD.
 
     \b
     pawl watch                  the run that was active last
@@ -60,7 +64,9 @@ def logs(
 def explain(
     run: RunArgument, runs_root: RunsRootOption = None, site: SiteOption = None, as_json: JsonFlag = False
 ) -> None:
-    """What happened, what pawl did, what it cost, state now, what you can do, where the evidence lies.
+    """What happened, what it cost, and what you can do.
+
+    Six lines: what happened, what pawl did, what it cost, state now, what you can do, where the evidence lies.
 
     \b
     pawl explain demo
@@ -79,7 +85,9 @@ def report(
     runs_root: RunsRootOption = None,
     site: SiteOption = None,
 ) -> None:
-    """One self-contained HTML page: loss, tokens/s, MFU, incidents, goodput.
+    """Write one HTML page about a run.
+
+    Self-contained: loss, tokens/s, MFU, incidents as marks on the time axis, goodput.
 
     \b
     pawl report demo

@@ -11,7 +11,7 @@ RunArgument = Annotated[
 ]
 OptionalRunArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="Name of a run, or the path of its directory.", show_default=False),
+    typer.Argument(metavar="RUN", help="Name of a run, or the path of its directory.", show_default=False),
 ]
 RunsRootOption = Annotated[
     Path | None,

@@ -1,0 +1,198 @@
+"""drain, cancel, save-now: the request is left, the answer awaited; export: the trainer's converter on what counts."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import launch_cases as cases
+import pytest
+
+from orchestrator import logs, submit
+from orchestrator.cli import asking
+from orchestrator.cli.app import run
+from orchestrator.codec import dumps
+from orchestrator.epochs import Epoch
+from orchestrator.fsio import list_names
+from orchestrator.ledger import Ledger, read_all
+from orchestrator.records import Manifest, ManifestState
+from orchestrator.requests import acknowledge, read_requests
+from orchestrator.rundir import RunPaths
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+    """A run with one attempt that trains, as its ledger tells it."""
+    monkeypatch.setenv("PAWL_RUNS", str(tmp_path / "runs"))
+    made = submit.make_run(
+        tmp_path / "runs",
+        submit.NewRun(
+            facts=cases.make_facts(), config_text="general: {run: demo}\n", secret_env={}, provenance={},
+            run_created={"run": "demo", "world_size": 8, "launcher": "local"}, keep_last=2,
+        ),
+        writer="cli-x",
+    )  # fmt: skip
+    supervisor = Ledger(made.root, "attempt-0001-g01")
+    supervisor.append(Epoch(1, 0, 0), "attempt_started", {"nonce": "n", "host": "elsewhere", "pid": 1, "nodes": []})
+    supervisor.append(Epoch(1, 1, 1), "cycle_started", {"nodes": ["node0"], "resume_from": None, "world_size": 8})
+    supervisor.append(Epoch(1, 1, 1), "cycle_running", {"step": 1, "start_s": 1.0, "load_s": 0.0})
+    return made
+
+
+@pytest.fixture
+def answer(paths: RunPaths) -> Iterator[list[str]]:
+    """A supervisor that answers each request with the next word of the list (nothing while it is empty)."""
+    words: list[str] = []
+    over = threading.Event()
+
+    def serve() -> None:
+        ledger = Ledger(paths.root, "attempt-0001-g01")
+        while not over.is_set():
+            for request in read_requests(paths)[0]:
+                if words:
+                    acknowledge(paths, ledger, Epoch(1, 1, 1), request, result=words.pop())
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield words
+    over.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("verb", "word", "said"),
+    [("drain", "drained", "last checkpoint"), ("cancel", "cancelled", "was ended"), ("save-now", "saved", "trains on")],
+)
+def test_an_answered_request_says_what_happened(
+    verb: str, word: str, said: str, paths: RunPaths, answer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer.append(word)
+    assert run([verb, "demo", "--timeout", "20"]) == 0
+    assert said in capsys.readouterr().out
+    assert list_names(paths.control) == ()
+
+
+def test_another_answer_is_a_failure(paths: RunPaths, answer: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    answer.append("failed")
+    assert run(["drain", "demo", "--timeout", "20"]) == 1
+    assert "failed" in capsys.readouterr().err
+
+
+def test_silence_is_said_and_the_request_stands(
+    paths: RunPaths, answer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["drain", "demo", "--timeout", "0.3"]) == 1
+    assert "did not acknowledge" in capsys.readouterr().err
+    (request,) = read_requests(paths)[0]
+    path = paths.request("drain", request.id)
+    assert path.stat().st_mode & 0o777 == 0o600 and json.loads(path.read_text())["verb"] == "drain"
+
+
+def test_ctrl_c_leaves_the_request(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupt)
+    assert run(["save-now", "demo"]) == 0
+    assert "the request stands" in capsys.readouterr().out
+    assert len(read_requests(paths)[0]) == 1
+
+
+def test_a_run_that_is_over_is_asked_nothing(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    Ledger(paths.root, "ctl-x").append(Epoch(1, 1, 1), "run_held", {"rule": "crash-loop", "reason": "r", "hint": "h"})
+    assert run(["drain", "demo"]) == 0
+    assert "held" in capsys.readouterr().out.lower()
+    assert list_names(paths.control) == ()
+    assert run(["status", "demo"]) == 3
+
+
+def test_a_run_that_others_may_write_is_not_controlled(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    paths.config.chmod(0o666)
+    assert run(["cancel", "demo"]) == 1
+    assert "chmod" in capsys.readouterr().err
+    assert list_names(paths.control) == ()
+
+
+def commit(paths: RunPaths, step: int) -> str:
+    """A checkpoint by name and manifest alone, of a launch that is on record."""
+    epoch = Epoch(1, 1, 1)
+    name = f"step-{step:09d}.{epoch.text}"
+    paths.checkpoint(name).mkdir()
+    manifest = Manifest(
+        run="demo", step=step, epoch=epoch.text, files=(), total_bytes=0, pawl_version="0", torch_version="0",
+        created_unix=1.0, state=ManifestState(step=step, consumed_samples=0, consumed_tokens=0, adam_t=step),
+    )  # fmt: skip
+    (paths.checkpoint(name) / "manifest.json").write_text(dumps(manifest))
+    return name
+
+
+@pytest.fixture
+def converted(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Command lines that export gave to the trainer; a run with checkpoints of steps 10 and 20."""
+    cycle = paths.cycle(1, 1)
+    cycle.mkdir(parents=True)
+    record = {
+        "schema_version": 1, "run": "demo", "epoch": {"attempt": 1, "generation": 1, "cycle": 1}, "nonce": "n",
+        "resume_from": None, "skip_windows": [], "nodes": [], "ranks_per_node": 4, "world_size": 8,
+        "master_addr": "127.0.0.1", "master_port": 1, "config": "run.yaml", "beat_interval_s": 1, "created_unix": 1,
+    }  # fmt: skip
+    paths.cycle_file(1, 1).write_text(json.dumps(record))
+    for step in (10, 20):
+        commit(paths, step)
+    calls: list[list[str]] = []
+
+    def convert(argv: list[str]) -> int:
+        calls.append(argv)
+        return 0
+
+    monkeypatch.setattr(asking, "pass_to_trainer", convert)
+    return calls
+
+
+@pytest.mark.parametrize(("options", "step"), [([], 20), (["--step", "10"], 10)])
+def test_export_converts_the_newest_that_counts_or_the_one_asked_for(
+    options: list[str], step: int, paths: RunPaths, converted: list[list[str]], tmp_path: Path
+) -> None:
+    out = tmp_path / "it's out"
+    assert run(["export", "demo", "--out", str(out), *options]) == 0
+    source = str(paths.checkpoint(f"step-{step:09d}.a0001g01c0001"))
+    assert converted == [["convert", "--checkpoint-path", source, "--save-path", str(out), "--target-format", "hf"]]
+    assert (read_all(paths.root)[-1].kind, read_all(paths.root)[-1].data["step"]) == ("export", step)
+
+
+def test_export_of_another_step_lists_what_there_is(
+    converted: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["export", "demo", "--out", str(tmp_path / "o"), "--step", "15"]) == 2
+    assert "10, 20" in capsys.readouterr().err and converted == []
+
+
+def test_export_overwrites_nothing(
+    converted: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "config.json").write_text("{}")
+    assert run(["export", "demo", "--out", str(tmp_path / "o")]) == 2
+    assert "another --out" in capsys.readouterr().err and converted == []
+
+
+def test_export_without_a_checkpoint_says_how_to_get_one(
+    paths: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["export", "demo", "--out", str(tmp_path / "o")]) == 2
+    assert "pawl save-now demo" in capsys.readouterr().err
+
+
+def test_ctrl_c_in_logs_leaves_the_run_going_and_says_so(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(logs, "run", interrupt)
+    assert run(["logs", "demo", "-f"]) == 0
+    assert "demo goes on" in capsys.readouterr().err
