@@ -10,9 +10,10 @@ from pathlib import Path
 
 from orchestrator import ledger
 from orchestrator.agent_record import read_record
-from orchestrator.counting import CheckpointEntry, Counting, count, fences_of
+from orchestrator.counting import Counting
 from orchestrator.epochs import Epoch
 from orchestrator.fsio import list_names, read_text
+from orchestrator.observe import count_checkpoints
 from orchestrator.proc import boot_id, is_alive
 from orchestrator.records import (
     Cycle,
@@ -22,10 +23,9 @@ from orchestrator.records import (
     parse_claim,
     parse_cycle,
     parse_launch_facts,
-    parse_manifest,
     parse_request,
 )
-from orchestrator.rundir import EntryKind, RunPaths, classify_entry, parse_number, parse_request_name
+from orchestrator.rundir import RunPaths, parse_number, parse_request_name
 from orchestrator.targets import read_targets
 from orchestrator.train_lines import StepLine, ValidationLine, parse_step_lines, parse_validation_lines
 from orchestrator.view import RunInputs
@@ -38,12 +38,14 @@ def read_run(run_dir: Path, now: float | None = None) -> RunInputs:
     seen = time.time() if now is None else now
     book = ledger.read(run_dir)
     problems = list(book.problems)
-    cycles = tuple(_cycle_records(paths))
     lines, validation = _read_lines(paths, problems)
     facts = parse_launch_facts(read_text(paths.launch_facts))
     if isinstance(facts, Unreadable):
         problems.append(f"launch_facts.json: {facts.why}")
-    newest = max((cycle.epoch for _, cycle in cycles if cycle is not None), default=None)
+    counting = count_checkpoints(paths, run=facts.run if isinstance(facts, LaunchFacts) else None)
+    if counting is None:
+        problems.append("checkpoints/ or attempts/ cannot be listed, so it is unknown which checkpoints count")
+    newest = max(_cycles(paths), key=lambda cycle: cycle.epoch, default=None)
     return RunInputs(
         now=seen,
         run_dir=str(run_dir),
@@ -51,9 +53,9 @@ def read_run(run_dir: Path, now: float | None = None) -> RunInputs:
         events=book.events,
         lines=lines,
         validation=validation,
-        counting=_counting(paths, cycles, run=facts.run if isinstance(facts, LaunchFacts) else None),
-        cycle=next((cycle for _, cycle in cycles if cycle is not None and cycle.epoch == newest), None),
-        beats=_read_beats(paths, newest, seen) if newest else (),
+        counting=counting or Counting(),
+        cycle=newest,
+        beats=_read_beats(paths, newest.epoch, seen) if newest else (),
         supervisor_alive=_supervisor_alive(paths),
         requests=_read_requests(paths, problems),
         targets=read_targets(paths.targets),
@@ -67,15 +69,13 @@ def numbers(folder: Path) -> tuple[int, ...]:
     return tuple(sorted(number for number in found if number is not None))
 
 
-def _cycle_records(paths: RunPaths) -> Iterator[tuple[Epoch, Cycle | None]]:
-    """Every cycle directory with its record; None where it cannot be read."""
+def _cycles(paths: RunPaths) -> Iterator[Cycle]:
+    """Every launch's record that can be read."""
     for attempt in numbers(paths.attempts):
         for number in numbers(paths.cycles(attempt)):
             record = parse_cycle(read_text(paths.cycle_file(attempt, number)))
             if isinstance(record, Cycle):
-                yield record.epoch, record
-            else:
-                yield Epoch(attempt, 1, number), None
+                yield record
 
 
 def _read_lines(paths: RunPaths, problems: list[str]) -> tuple[tuple[StepLine, ...], tuple[ValidationLine, ...]]:
@@ -95,22 +95,6 @@ def _read_lines(paths: RunPaths, problems: list[str]) -> tuple[tuple[StepLine, .
             if bad:
                 problems.append(f"{paths.relative(log)}: {bad} line(s) cannot be read and are left out")
     return tuple(lines), tuple(validation)
-
-
-def _counting(paths: RunPaths, cycles: tuple[tuple[Epoch, Cycle | None], ...], *, run: str | None) -> Counting:
-    fences = fences_of((epoch, cycle.resume_from if cycle is not None else "unreadable") for epoch, cycle in cycles)
-    entries = [_entry(paths, name) for name in list_names(paths.checkpoints) or ()]
-    return count(entries, fences, run=run)
-
-
-def _entry(paths: RunPaths, name: str) -> CheckpointEntry:
-    kind, _ = classify_entry(name)
-    if kind is not EntryKind.COMMITTED:
-        return CheckpointEntry(entry=name)
-    manifest = parse_manifest(read_text(paths.checkpoint(name) / "manifest.json"))
-    if isinstance(manifest, Unreadable):
-        return CheckpointEntry(entry=name, defect=f"its manifest cannot be used: {manifest.why}")
-    return CheckpointEntry(entry=name, run=manifest.run, total_bytes=manifest.total_bytes)
 
 
 def _read_beats(paths: RunPaths, newest: Epoch, now: float) -> tuple[NodeBeat, ...]:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.explain import action_words, place
-from orchestrator.human import UNKNOWN, count, duration, loss, moment, rate, ratio
+from orchestrator.human import UNKNOWN, duration, loss, moment, plural, rate, ratio
 from orchestrator.status import state_text, steps_text
 from orchestrator.view import run_view
 from orchestrator.view_records import NodeView, RunState, RunView
@@ -156,7 +156,7 @@ def _numbers(view: RunView) -> Text:
         f"MFU {ratio(progress.mfu)}",
         f"to go {duration(progress.eta_s)}",
         f"goodput {ratio(view.goodput.productive_ratio)}",
-        f"{count(len(view.incidents))} incidents",
+        plural(len(view.incidents), "incident"),
     ]
     line = Text("   ".join(facts), style="dim" if progress.stale else "default")
     if progress.stale and progress.measured_unix is not None and not view.state.is_over:
