@@ -243,7 +243,7 @@ def _directives(
         ("time", slurm.time, "slurm.time"),
         ("constraint", slurm.constraint, "slurm.constraint"),
         ("reservation", slurm.reservation, "slurm.reservation"),
-        _gpu_row(spec),
+        _gpu_row(spec, num_nodes=spec.num_nodes + spares),
         ("cpus-per-task", slurm.cpus_per_task, "slurm.cpus_per_task"),
         ("mem", slurm.mem, "slurm.mem"),
         ("exclusive", slurm.exclusive, "slurm.exclusive"),
@@ -272,7 +272,7 @@ def _escape_pattern(path: str) -> str:
     return f"{head.replace('%', '%%')}/{name}"
 
 
-def _gpu_row(spec: RunSpec) -> tuple[str, str | None, str]:
+def _gpu_row(spec: RunSpec, *, num_nodes: int) -> tuple[str, str | None, str]:
     """Sites accept different spellings of "all GPUs of the node", so the form is the site's choice."""
     count = spec.ranks_per_node if not spec.slurm.gpu_type else f"{spec.slurm.gpu_type}:{spec.ranks_per_node}"
     match str(spec.slurm.gpu_request):
@@ -281,7 +281,7 @@ def _gpu_row(spec: RunSpec) -> tuple[str, str | None, str]:
         case "gres":
             return ("gres", f"gpu:{count}", "slurm.gpu_request")
         case "gpus":
-            total = spec.ranks_per_node * (spec.num_nodes + spec.recovery.spares)
+            total = spec.ranks_per_node * num_nodes
             return (
                 "gpus",
                 f"{spec.slurm.gpu_type}:{total}" if spec.slurm.gpu_type else str(total),

@@ -47,6 +47,10 @@ def test_each_site_spells_gpus_its_own_way(slurm: dict[str, Any], flag: str, val
     assert arguments(cases.make_plan(slurm=slurm))[flag] == value
 
 
+def test_a_plain_job_asks_for_no_gpus_of_spares() -> None:
+    assert arguments(cases.make_plan(slurm={"gpu_request": "gpus"}, plain=True))["gpus"] == "8"
+
+
 def test_no_gpus_no_gpu_flag() -> None:
     assert not {"gpus", "gres", "gpus-per-node"} & set(arguments(cases.make_plan(slurm={"gpu_request": "none"})))
 
