@@ -5,9 +5,12 @@ after another; process groups are cached by their ranks. After any error or time
 the pool is killed, and the next call starts a fresh one.
 """
 
+import importlib.util
+import inspect
 import multiprocessing as mp
 import os
 import pickle
+import sys
 import tempfile
 import time
 import traceback
@@ -59,15 +62,26 @@ def _serve(rank: int, size: int, store_path: str, pipe: Connection) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     ranks = Ranks(rank)
     while (work := pipe.recv()) is not None:
-        function, args = work
-        if function is None:
+        where, args = work
+        if where is None:
             ranks.make_group(*args)
             continue
         try:
-            answer = (True, function(ranks, *args))
+            answer = (True, _find(*where)(ranks, *args))
         except BaseException:
             answer = (False, traceback.format_exc())
         pipe.send_bytes(pickle.dumps(answer))
+
+
+def _find(module_name: str, file: str, function: str) -> Callable[..., Any]:
+    """The function by name; a test module, which pytest imports under a name of its own, is loaded from its file."""
+    if module_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module_name, file)
+        assert spec is not None and spec.loader is not None
+        sys.modules[module_name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[module_name])
+    found: Callable[..., Any] = getattr(sys.modules[module_name], function)
+    return found
 
 
 class Pool:
@@ -86,21 +100,25 @@ class Pool:
         *args: Any,
         timeout_s: float = 120.0,
     ) -> list[Any]:
-        """Results in rank order. `function` must be importable by name. Raises RankError with all tracebacks."""
+        """Results in rank order. `function` is at its module's top level. Raises RankError with all tracebacks."""
         world_size = topology.world_size
         if not self._workers:
             self._start()
         self._announce(topology)
         workers = self._workers[:world_size]
+        where = (function.__module__, inspect.getfile(function), function.__qualname__)
         for _, pipe in workers:
-            pipe.send((function, args))
+            pipe.send((where, args))
         deadline = time.monotonic() + timeout_s
         results = []
         for rank, (_, pipe) in enumerate(workers):
-            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+            try:
+                if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError(f"no answer within {timeout_s} s")
+                results.append(pickle.loads(pipe.recv_bytes()))
+            except (OSError, EOFError) as error:
                 self.close()
-                raise RankError(f"rank {rank} gave no answer within {timeout_s} s")
-            results.append(pickle.loads(pipe.recv_bytes()))
+                raise RankError(f"rank {rank} died or hangs: {error!r}") from error
         failures = [(rank, text) for rank, (ok, text) in enumerate(results) if not ok]
         if failures:
             self.close()
