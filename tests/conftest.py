@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# Tiny tensors: a second thread only waits for the first (ten times slower on a busy machine). Before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 TESTS = Path(__file__).parent
 GROUPS = {
     "architecture": "unit",
