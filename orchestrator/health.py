@@ -165,8 +165,12 @@ def _doubt(rank: RankHealth) -> RankHealth:
 
 
 def _excuse(ranks: tuple[RankHealth, ...]) -> tuple[RankHealth, ...]:
-    """A rank that waits in a step for one that is in a legal long phase (save, eval, compile …) is no hang."""
-    busy = next((r for r in ranks if r.state is RankState.OK and r.phase not in ("step", "exit")), None)
+    """A rank that waits in a step for one that is within a limit of its own is no hang: nobody steps alone.
+
+    That other one may be in a long legal phase (save, eval, compile …), or have just left it for the next step: what
+    its node said is newer, by up to a beat, than what the waiting rank's node said.
+    """
+    busy = next((r for r in ranks if r.state is RankState.OK and r.phase != "exit"), None)
     starting = next((r for r in ranks if r.state is RankState.STARTING), None)
     reason = busy or starting
     if reason is None:

@@ -34,6 +34,15 @@ def test_a_limit_is_p99_times_factor_between_floor_and_ceiling(p99: float | None
     assert PhaseLimit(floor_s=10, factor=3, ceiling_s=600).limit_s(p99) == limit
 
 
+def test_h1_the_moment_after_a_long_save_is_no_hang_either() -> None:
+    """Rank 0 has left its save for the next step; the other node's last word, a beat older, is still of the wait."""
+    stepping = w.rank(0, "node0", phase="step", phase_age_s=0.2)
+    waiting = [w.rank(r, f"node{r // 2}", phase="step", phase_age_s=89.0) for r in (1, 2, 3)]
+    health = assess(with_ranks(stepping, *waiting, p99_s={"step": 0.5}), POLICY)
+    assert not health.stuck and not health.suspects
+    assert [rank.state for rank in health.ranks] == [RankState.OK, *[RankState.WAITING] * 3]
+
+
 def test_h1_a_long_save_is_legal_and_a_step_that_waits_for_it_too() -> None:
     """FlagScale#1267: the save took longer than the limit of a step, and the job was shot in the middle of it."""
     saving = w.rank(0, "node0", phase="save", phase_age_s=90.0)
