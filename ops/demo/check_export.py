@@ -14,6 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: nothing m
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from trainer.config import load
 from trainer.data.loader import Loader
@@ -55,6 +56,7 @@ def main() -> int:
     parser.add_argument("export_dir", type=Path)
     parser.add_argument("--tolerance", type=float, default=1e-4)
     args = parser.parse_args()
+    disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(args.export_dir)
     model = AutoModelForCausalLM.from_pretrained(args.export_dir, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """The main job, on this machine: real text → a run → a dead node → a stopped rank → a model that transformers loads.
 
-Every pawl command is printed before it runs, and all of them are the public ones. Only the two faults are the demo's own:
-it sends the signals that a broken machine would. Usage: python -m ops.demo.run [--config configs/demo.yaml]
+Every pawl command is printed before it runs, and all of them are the public ones. Only the two faults are the demo's
+own: it sends the signals that a broken machine would. Usage: python -m ops.demo.run [--config configs/demo.yaml]
 """
 
 import argparse

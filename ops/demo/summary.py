@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def _s(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"{seconds:.1f} s"
+    return "unknown" if seconds is None else f"{seconds:.1f}"
 
 
 def _view(pawl: str, run: str) -> dict[str, Any]:
@@ -19,18 +19,11 @@ def _view(pawl: str, run: str) -> dict[str, Any]:
 
 
 def _incidents(view: dict[str, Any]) -> Table:
-    table = Table(title="Restarts", title_justify="left")
-    for column in (
-        "what",
-        "level",
-        "detection",
-        "teardown",
-        "interpreter start",
-        "load",
-        "kill → training",
-        "lost steps",
-    ):
-        table.add_column(column, justify="left" if column in ("what", "level") else "right")
+    table = Table(
+        title="Restarts (seconds: detection + teardown + interpreter start + load = total)", title_justify="left"
+    )
+    for column in ("what", "level", "detect", "teardown", "start", "load", "total", "lost steps"):
+        table.add_column(column, no_wrap=True, justify="left" if column in ("what", "level") else "right")
     for incident in view["incidents"]:
         cost = incident["cost"] or {}
         where = incident["node"] if incident["rank"] is None else f"{incident['node']} rank {incident['rank']}"

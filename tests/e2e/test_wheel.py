@@ -38,7 +38,7 @@ def test_wheel_holds_templates_configs_and_runbooks(wheel: Path) -> None:
 
 
 def test_pawl_renders_from_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
-    """The clean environment sees this one's libraries (no downloads), but neither the source tree nor its editable install."""
+    """It sees this environment's libraries (no downloads), but neither the source tree nor its editable install."""
     home = tmp_path / "elsewhere"
     home.mkdir()
     venv.create(tmp_path / "venv", with_pip=False)
@@ -64,4 +64,4 @@ def test_pawl_renders_from_a_clean_environment(wheel: Path, tmp_path: Path) -> N
         [python, "-m", "orchestrator", "render", "run.yaml"], cwd=home, env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("#!/bin/bash\n#SBATCH ")
+    assert done.stdout.startswith("#!/bin/bash") and done.stdout.splitlines()[1].startswith("#SBATCH ")
