@@ -31,24 +31,24 @@ BUCKET_NUMEL = 200
 def make_specs(topology: Topology, *, tied: bool) -> tuple[ParamSpec, ...]:
     """A small decoder with every kind of tensor: padded and cut by rows, cut by rows, by columns, not cut, tied."""
     last = topology.pp - 1
-    make_spec = partial(_make_spec, topology.tp)
+    spec_of = partial(make_spec, topology.tp)
     stages = tuple(dict.fromkeys((0, last))) if tied else (0,)
-    specs = [make_spec("model.embed_tokens.weight", (VOCAB, HIDDEN), 0, stages)]
+    specs = [spec_of("model.embed_tokens.weight", (VOCAB, HIDDEN), 0, stages)]
     for layer in range(LAYERS):
         stage = min(layer, last)
         prefix = f"model.layers.{layer}"
         specs += [
-            make_spec(f"{prefix}.input_layernorm.weight", (HIDDEN,), None, (stage,)),
-            make_spec(f"{prefix}.mlp.gate_proj.weight", (FFN, HIDDEN), 0, (stage,)),
-            make_spec(f"{prefix}.mlp.down_proj.weight", (HIDDEN, FFN), 1, (stage,)),
+            spec_of(f"{prefix}.input_layernorm.weight", (HIDDEN,), None, (stage,)),
+            spec_of(f"{prefix}.mlp.gate_proj.weight", (FFN, HIDDEN), 0, (stage,)),
+            spec_of(f"{prefix}.mlp.down_proj.weight", (HIDDEN, FFN), 1, (stage,)),
         ]
-    specs.append(make_spec("model.norm.weight", (HIDDEN,), None, (last,)))
+    specs.append(spec_of("model.norm.weight", (HIDDEN,), None, (last,)))
     if not tied:
-        specs.append(make_spec("lm_head.weight", (VOCAB, HIDDEN), 0, (last,)))
+        specs.append(spec_of("lm_head.weight", (VOCAB, HIDDEN), 0, (last,)))
     return tuple(specs)
 
 
-def _make_spec(tp: int, name: str, shape: tuple[int, ...], shard_dim: int | None, stages: tuple[int, ...]) -> ParamSpec:
+def make_spec(tp: int, name: str, shape: tuple[int, ...], shard_dim: int | None, stages: tuple[int, ...]) -> ParamSpec:
     padded = tuple(-(-n // tp) * tp if dim == shard_dim else n for dim, n in enumerate(shape))
     return ParamSpec(
         name=name,

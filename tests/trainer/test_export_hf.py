@@ -1,0 +1,275 @@
+"""An export is a self-contained folder: transformers loads it offline, with the logits of the trained weights."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_world import empty_rank, facts, flip_byte, make_spec
+from safetensors import safe_open
+
+from trainer.checkpoint.naming import CheckpointName, partial_name
+from trainer.checkpoint.save import begin, commit, save_checkpoint, write_rank
+from trainer.checkpoint.state import RunState
+from trainer.cli import main
+from trainer.config.model import (
+    Config,
+    Data,
+    Dataset,
+    General,
+    InitMethod,
+    LearningRateScheduler,
+    Model,
+    ModelConfig,
+    Optimizer,
+    Parallelism,
+    Tokens,
+)
+from trainer.convert.export_hf import ConvertError, cast, export_hf, plan_shards
+from trainer.convert.names import LLAMA, from_hf, to_hf
+from trainer.data.batch import StepBatch
+from trainer.data.tokenizer import save_tokenizer, train_bpe
+from trainer.engine import Engine
+from trainer.errors import CheckpointInvalid
+from trainer.mesh.context import ParallelContext
+from trainer.mesh.topology import Topology
+
+VOCAB = 300
+TEXT = [f"the pawl lets the ratchet turn only forward {i} {i * i}" for i in range(60)]
+
+
+def make_config(*, tied: bool, dtype: str) -> Config:
+    """A Llama whose head_dim is not hidden / heads, with grouped kv heads and its own rope_theta."""
+    shape = ModelConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=VOCAB,
+        max_position_embeddings=64,
+        rope_theta=5000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=tied,
+    )
+    return Config(
+        general=General(project="test", run="export", seed=3),
+        parallelism=Parallelism(dp=1, pp=1, tp=1),
+        model=Model(model_config=shape, dtype=dtype, init_method=InitMethod(std=0.3)),
+        optimizer=Optimizer(learning_rate_scheduler=LearningRateScheduler(learning_rate=1e-3)),
+        tokens=Tokens(sequence_length=16, train_steps=1, micro_batch_size=2, batch_accumulation_per_replica=1),
+        data=Data(dataset=Dataset(dataset_folder=["unused"])),
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory):
+    out = tmp_path_factory.mktemp("tok") / "tokenizer"
+    save_tokenizer(train_bpe(iter(TEXT), vocab_size=VOCAB), out)
+    return out
+
+
+def save_random(folder: Path, *, tied=True, dtype="float32", tokenizer=None) -> SimpleNamespace:
+    """A checkpoint of a randomly drawn model, and what that model says of 16 tokens."""
+    engine = Engine(make_config(tied=tied, dtype=dtype), ParallelContext(Topology()))
+    engine.init_weights()
+    saved = save_checkpoint(
+        engine,
+        RunState(step=1, consumed_samples=2, consumed_tokens=32, adam_t=1),
+        checkpoints_dir=folder,
+        epoch="a0001g01c0001",
+        run="export",
+        config_text="general: {}\n",
+        tokenizer=tokenizer,
+    )
+    ids = torch.arange(32).reshape(1, 2, 16) * 7 % VOCAB
+    batch = StepBatch(
+        input_ids_MBT=ids,
+        labels_MBT=(ids + 1) % VOCAB,
+        position_ids_MBT=torch.arange(16).expand(1, 2, 16),
+        sample_ids=(0, 1),
+    )
+    return SimpleNamespace(path=folder / saved.name, engine=engine, batch=batch, loss_sum=engine.eval_loss(batch)[0])
+
+
+LOAD = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, info = AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True)
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+ids = torch.arange(32).reshape(2, 16) * 7 % 300
+logits = model(ids).logits.double()
+loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ((ids + 1) % 300).flatten(), reduction="sum")
+print(json.dumps({
+    "loss_sum": loss.item(), "dtype": str(model.dtype), "missing": sorted(info["missing_keys"]),
+    "unexpected": sorted(info["unexpected_keys"]), "class": type(model).__name__, "eos": model.config.eos_token_id,
+    "ids": tokenizer("the pawl")["input_ids"], "text": tokenizer.decode(tokenizer("the pawl")["input_ids"]),
+    "generated": len(model.generate(ids[:1, :4], max_new_tokens=3, do_sample=False, eos_token_id=None)[0]),
+}))
+"""
+
+
+def load_in_fresh_process(folder: Path) -> dict:
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HOME": str(folder.parent / "hf_home")}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(folder)], env=env, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("tied", "shard"), [(True, 10**9), (False, 20_000)], ids=["tied-one-file", "untied-sharded"])
+def test_transformers_loads_it_offline_and_computes_the_same_loss(tied, shard, tokenizer_dir, tmp_path):
+    run = save_random(tmp_path, tied=tied, tokenizer=str(tokenizer_dir))
+    done = export_hf(run.path, tmp_path / "hf", max_shard_bytes=shard)
+    found = load_in_fresh_process(tmp_path / "hf")
+    assert found["loss_sum"] == pytest.approx(run.loss_sum, abs=1e-4 * 32)
+    assert found["missing"] == [] and found["unexpected"] == []
+    assert (found["dtype"], found["class"], found["eos"]) == ("torch.float32", "LlamaForCausalLM", 0)
+    assert found["text"] == "the pawl" and found["generated"] == 7
+    files = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
+    index = tmp_path / "hf" / "model.safetensors.index.json"
+    if tied:
+        assert files == ["model.safetensors"] and not index.exists()
+    else:
+        record = json.loads(index.read_text())
+        assert len(files) > 2 and sorted(set(record["weight_map"].values())) == files
+        assert record["metadata"]["total_size"] == done.num_bytes == 4 * done.num_parameters
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_tensor_is_written_once_and_is_the_master_bit_for_bit(tied, tmp_path):
+    run = save_random(tmp_path, tied=tied)
+    export_hf(run.path, tmp_path / "hf")
+    weights = {
+        slot.name: run.engine.optimizer.view(slot.name)[0] for b in run.engine.layout.buckets for slot in b.slots
+    }
+    with safe_open(tmp_path / "hf" / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert {from_hf(name, "llama") for name in file.keys()} == set(weights)  # noqa: SIM118
+        assert ("lm_head.weight" in weights) == (not tied)
+        for name, weight in weights.items():
+            assert torch.equal(file.get_tensor(to_hf(name, "llama")), weight)
+
+
+def test_bfloat16_is_kept_and_equals_the_weights_that_were_trained(tmp_path):
+    run = save_random(tmp_path, dtype="bfloat16")
+    export_hf(run.path, tmp_path / "hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["dtype"] == "bfloat16"
+    with safe_open(tmp_path / "hf" / "model.safetensors", framework="pt") as file:
+        for bucket in run.engine.layout.buckets:
+            for slot in bucket.slots:
+                assert torch.equal(file.get_tensor(slot.name), run.engine.optimizer.view(slot.name)[0])
+
+
+def test_the_config_says_everything_that_changes_the_numbers(tmp_path):
+    run = save_random(tmp_path)
+    export_hf(run.path, tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    wanted = {"head_dim": 16, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 5000.0, "vocab_size": VOCAB}
+    assert {key: config[key] for key in wanted} == wanted
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 5000.0}
+    assert config["tie_word_embeddings"] is True and config["bos_token_id"] is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(np.random.default_rng(0).normal(size=5000) * 10.0**i).clip(-3e38, 3e38).astype("f4") for i in (-39, 0, 38)],
+)
+def test_the_bfloat16_cast_is_torchs(values):
+    special = np.asarray([np.inf, -np.inf, np.nan, 0.0, -0.0, 3.4e38, 1.0039062, 1.0117188], "f4")
+    values = np.concatenate([values, special])
+    bits = torch.from_numpy(cast(values, "BF16").view(np.int16)).view(torch.bfloat16)
+    right = torch.from_numpy(values).to(torch.bfloat16)
+    assert torch.equal(bits.nan_to_num(7.0), right.nan_to_num(7.0)) and torch.equal(bits.isnan(), right.isnan())
+    signalling_nan = cast(np.asarray([0x7F800001], "u4").view("f4"), "BF16").view("i2")
+    assert torch.from_numpy(signalling_nan).view(torch.bfloat16).isnan().item()
+
+
+def test_names_go_both_ways():
+    for canonical, hf in LLAMA:
+        name, other = canonical.format(layer=12), hf.format(layer=12)
+        assert (to_hf(name, "llama"), from_hf(other, "llama")) == (other, name)
+    for unknown in ("model.layers.x.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.bias", "rotary.inv_freq"):
+        with pytest.raises(KeyError):
+            from_hf(unknown, "llama")
+
+
+def test_shards_hold_consecutive_tensors_and_stay_within_the_limit():
+    assert plan_shards([5, 5, 5], 10) == (range(0, 2), range(2, 3))
+    assert plan_shards([50, 1], 10) == (range(0, 1), range(1, 2))
+    assert plan_shards([1, 2, 3], 100) == (range(0, 3),)
+
+
+def test_without_a_tokenizer_it_says_so(tmp_path):
+    run = save_random(tmp_path)
+    done = export_hf(run.path, tmp_path / "hf")
+    assert done.tokenizer is None and "names no tokenizer" in done.notes[0]
+    assert not (tmp_path / "hf" / "tokenizer.json").exists()
+
+
+def test_a_tokenizer_that_changed_since_is_refused(tokenizer_dir, tmp_path):
+    run = save_random(tmp_path, tokenizer=str(tokenizer_dir))
+    other = tmp_path / "other"
+    save_tokenizer(train_bpe(iter(TEXT), vocab_size=290), other)
+    with pytest.raises(ConvertError, match="not the tokenizer the run was trained with"):
+        export_hf(run.path, tmp_path / "hf", tokenizer=other)
+    assert not (tmp_path / "hf").exists()
+
+
+def test_nothing_is_overwritten_and_a_damaged_checkpoint_exports_nothing(tmp_path, capsys):
+    run = save_random(tmp_path)
+    words = [
+        "convert",
+        "--checkpoint-path",
+        str(run.path),
+        "--save-path",
+        str(tmp_path / "hf"),
+        "--target-format",
+        "hf",
+    ]
+    assert main(words) == 0
+    assert "step 1" in capsys.readouterr().out
+    digest = hashlib.sha256((tmp_path / "hf" / "model.safetensors").read_bytes()).hexdigest()
+    assert main(words) == 1
+    assert "overwrites nothing" in capsys.readouterr().err
+    assert hashlib.sha256((tmp_path / "hf" / "model.safetensors").read_bytes()).hexdigest() == digest
+    flip_byte(run.path / "rank-00000.safetensors", -5 % (run.path / "rank-00000.safetensors").stat().st_size)
+    with pytest.raises(CheckpointInvalid, match="rank-00000"):
+        export_hf(run.path, tmp_path / "again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([run.path.name, "hf"])
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from trainer.convert.export_hf import export_hf
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+export_hf(Path(sys.argv[1]), Path(sys.argv[2]))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def test_memory_is_that_of_the_largest_tensor(tmp_path):
+    name = CheckpointName(1, (1, 1, 1))
+    final, partial = tmp_path / str(name), tmp_path / partial_name(name)
+    mesh = Topology(dp=2)
+    specs = [make_spec(1, f"model.layers.{i}.mlp.up_proj.weight", (2048, 2048), 0, (0,)) for i in range(12)]
+    total, largest = 4 * sum(spec.numel for spec in specs), 4 * 2048 * 2048
+    begin(final, partial)
+    shards = [empty_rank(specs, mesh, rank, zero_stage=1) for rank in range(2)]
+    files = [asdict(write_rank(partial, rank_shards)) for rank_shards in shards]
+    model = {**make_config(tied=True, dtype="bfloat16").model.model_config_.model_dump(), "dtype": "bfloat16"}
+    commit(partial, final, shards[0], replace(facts(name), model_config=model), files)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(final), str(tmp_path / "hf")], capture_output=True, text=True, check=True
+    )
+    assert total == 12 * largest and (tmp_path / "hf" / "model.safetensors").stat().st_size > total / 2
+    assert int(done.stdout) < 2 * largest + 64_000_000

@@ -1,0 +1,240 @@
+"""Texts into token folders: every format, restart at any point, one clear error for bad input; tokenizer training."""
+
+import argparse
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainer.cli import main
+from trainer.data import prepare as prepare_module
+from trainer.data.documents import expand_inputs, read_documents
+from trainer.data.format import TokenSource, verify
+from trainer.data.prepare import FolderWriter, Request, prepare
+from trainer.data.tokenizer import load_tokenizer, save_tokenizer, train_bpe
+from trainer.errors import DataError
+
+TEXTS = [
+    f"document {i} says: the pawl lets the ratchet turn only forward, été {i * i}\n" * (1 + i % 3) for i in range(40)
+]
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory):
+    out = tmp_path_factory.mktemp("tokenizer") / "tok"
+    save_tokenizer(train_bpe(iter(TEXTS), vocab_size=300), out)
+    return out
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """The same 40 documents as JSON lines."""
+    path = tmp_path / "in" / "a.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps({"text": text, "n": i}) + "\n" for i, text in enumerate(TEXTS)))
+    return path
+
+
+def request(texts, out, **changes):
+    fields = {"inputs": (str(texts),), "text_column": "text", "shard_tokens": 300, "out": out}
+    return Request(**{**fields, **changes})
+
+
+def decoded(folder, tokenizer_dir):
+    """The documents of a folder, from its ids and document ends."""
+    source, backend = TokenSource(folder), load_tokenizer(tokenizer_dir).backend
+    documents = []
+    for shard in source.metadata.shards:
+        ids = np.fromfile(folder / shard.file, source.metadata.dtype)
+        for part in np.split(ids, np.load(folder / shard.file.replace(".bin", ".docs.npy")).astype(int))[:-1]:
+            assert part[-1] == source.metadata.eos_id
+            documents.append(backend.decode(part[:-1].tolist(), skip_special_tokens=False))
+    return documents
+
+
+def test_every_document_is_there_once_in_order_and_the_folder_verifies(texts, tokenizer_dir, tmp_path):
+    (metadata,) = prepare(request(texts, tmp_path / "out"), load_tokenizer(tokenizer_dir))
+    assert decoded(tmp_path / "out", tokenizer_dir) == TEXTS
+    assert metadata.num_documents == 40 and len(metadata.shards) > 3 and metadata.vocab_size == 300
+    assert all(shard.tokens >= 300 for shard in metadata.shards[:-1])
+    assert verify(TokenSource(tmp_path / "out")) == ()
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_holdout_takes_every_nth_document_and_nothing_is_in_both(texts, tokenizer_dir, tmp_path):
+    made = prepare(
+        request(texts, tmp_path / "out", holdout_every=7, holdout_out=tmp_path / "held"), load_tokenizer(tokenizer_dir)
+    )
+    assert [metadata.num_documents for metadata in made] == [35, 5]
+    assert decoded(tmp_path / "held", tokenizer_dir) == TEXTS[6::7]
+    assert decoded(tmp_path / "out", tokenizer_dir) == [text for i, text in enumerate(TEXTS) if i % 7 != 6]
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 5, 7])
+def test_a_stopped_preparation_continues_and_gives_the_same_files(stop_at, texts, tokenizer_dir, tmp_path, monkeypatch):
+    def job(name):
+        return request(texts, tmp_path / name, holdout_every=7, holdout_out=tmp_path / f"{name}-held")
+
+    tokenizer = load_tokenizer(tokenizer_dir)
+    monkeypatch.setattr(prepare_module, "BATCH_DOCUMENTS", 3)
+    prepare(job("whole"), tokenizer)
+    commits = 0
+    plain = FolderWriter._commit_shard
+
+    def stopping(self):
+        nonlocal commits
+        commits += 1
+        if commits == stop_at:
+            raise KeyboardInterrupt
+        plain(self)
+
+    monkeypatch.setattr(FolderWriter, "_commit_shard", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(job("parts"), tokenizer)
+    with pytest.raises(DataError, match=r"Run the same `data prepare` command again"):
+        TokenSource(tmp_path / "parts")
+    monkeypatch.setattr(FolderWriter, "_commit_shard", plain)
+    prepare(job("parts"), tokenizer)
+    for kind in ("", "-held"):
+        whole, parts = (sorted((tmp_path / f"{name}{kind}").iterdir()) for name in ("whole", "parts"))
+        assert [file.name for file in whole] == [file.name for file in parts]
+        assert all(a.read_bytes() == b.read_bytes() for a, b in zip(whole, parts, strict=True))
+
+
+def test_the_same_command_again_does_nothing_and_another_is_refused(texts, tokenizer_dir, tmp_path):
+    tokenizer = load_tokenizer(tokenizer_dir)
+    first = prepare(request(texts, tmp_path / "out"), tokenizer)
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()}
+    assert prepare(request(texts, tmp_path / "out"), tokenizer) == first
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()} == before
+    with pytest.raises(DataError, match="shard_tokens"):
+        prepare(request(texts, tmp_path / "out", shard_tokens=999), tokenizer)
+    with pytest.raises(DataError, match="holds other files"):
+        prepare(request(texts, texts.parent), tokenizer)
+
+
+def test_a_holdout_that_would_stay_empty_is_refused(texts, tokenizer_dir, tmp_path):
+    with pytest.raises(DataError, match="40 documents in all and --holdout-every is 41"):
+        prepare(
+            request(texts, tmp_path / "out", holdout_every=41, holdout_out=tmp_path / "held"),
+            load_tokenizer(tokenizer_dir),
+        )
+
+
+def test_every_file_kind_is_read(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo")
+    (tmp_path / "b.jsonl").write_text('{"body": "three"}\n\n{"body": ""}\n{"body": "four"}\n')
+    with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
+        file.write('{"body": "five"}\n')
+    pq.write_table(pa.table({"body": ["six", "seven"], "other": [1, 2]}), tmp_path / "d.parquet")
+    (tmp_path / "notes.md").write_text("not read")
+    files = expand_inputs([str(tmp_path)])
+    found = [document for file in files for document in read_documents(file, column="body")]
+    assert [document.text for document in found] == ["one\ntwo", "three", "four", "five", "six", "seven"]
+    assert [document.done for document in found if document.file.suffix == ".parquet"] == [0.5, 1.0]
+    assert expand_inputs([str(tmp_path / "*.txt"), str(tmp_path / "a.txt")]) == (tmp_path / "a.txt",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', "a.jsonl, line 2: is not JSON"),
+        ("a.jsonl", b'{"body": "x"}\n', r"line 1: has no field 'text' \(it has: body\).*--text-column"),
+        ("a.jsonl", b'{"text": 3}\n', "line 1: the field 'text' is int, not text"),
+        ("a.jsonl", b"[1]\n", "line 1: has no field"),
+        ("a.txt", b"ok\xff", "a.txt: is not UTF-8 .byte 2 is 0xff"),
+        ("a.parquet", b"PAR1 no", "a.parquet: is not a parquet file"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08\x00cut", "a.jsonl.gz: cannot be read"),
+    ],
+)
+def test_bad_input_is_one_error_with_its_place(name, content, says, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        list(read_documents(tmp_path / name, column="text"))
+
+
+@pytest.mark.parametrize("given", ["nowhere", "*.none", "empty", "a.doc"])
+def test_inputs_that_are_not_there_are_refused(given, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.doc").write_text("x")
+    with pytest.raises(DataError, match="--input"):
+        expand_inputs([str(tmp_path / given)])
+
+
+def test_a_trained_tokenizer_loads_in_transformers_and_is_lossless(tokenizer_dir):
+    from transformers import AutoTokenizer
+
+    theirs, ours = AutoTokenizer.from_pretrained(tokenizer_dir), load_tokenizer(tokenizer_dir)
+    text = "Hello, wörld!  \t two  spaces\n\n日本"
+    assert len(theirs) == ours.vocab_size == 300
+    assert theirs.eos_token_id == ours.eos_id == 0
+    assert theirs(text)["input_ids"] == ours.encode([text])[0]
+    assert theirs.decode(ours.encode([text])[0]) == text
+
+
+def test_the_vocabulary_counts_added_tokens(tokenizer_dir, tmp_path):
+    backend = load_tokenizer(tokenizer_dir).backend
+    backend.add_special_tokens(["<|extra|>"])
+    save_tokenizer(backend, tmp_path / "more")
+    assert load_tokenizer(tmp_path / "more").vocab_size == 301
+
+
+@pytest.mark.parametrize(
+    ("prepare_dir", "eos", "says"),
+    [
+        (lambda d: None, None, "there is no tokenizer.json"),
+        (lambda d: (d / "tokenizer.json").write_text("{}"), None, "is not a tokenizer file"),
+        (lambda d: None, "<no>", "there is no tokenizer.json"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(prepare_dir, eos, says, tmp_path):
+    prepare_dir(tmp_path)
+    with pytest.raises(DataError, match=says):
+        load_tokenizer(tmp_path, eos_token=eos)
+
+
+def test_an_end_token_that_is_unknown_is_refused(tokenizer_dir, tmp_path):
+    with pytest.raises(DataError, match="not in the vocabulary"):
+        load_tokenizer(tokenizer_dir, eos_token="<no>")
+    (tmp_path / "tokenizer.json").write_bytes((tokenizer_dir / "tokenizer.json").read_bytes())
+    with pytest.raises(DataError, match="--eos-token"):
+        load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path, eos_token="<|endoftext|>").eos_id == 0
+
+
+@pytest.mark.parametrize(("vocab_size", "says"), [(256, "at least 257"), (50000, "gives only")])
+def test_a_vocabulary_the_text_cannot_fill_is_refused(vocab_size, says):
+    with pytest.raises(DataError, match=says):
+        train_bpe(iter(TEXTS), vocab_size=vocab_size)
+
+
+def test_the_commands(texts, tmp_path, capsys):
+    tok, out, held = (str(tmp_path / name) for name in ("tok", "out", "held"))
+    assert main(["data", "tokenizer", "train", "--input", str(texts), "--vocab-size", "280", "--out", tok]) == 0
+    again = ["data", "tokenizer", "train", "--input", str(texts), "--vocab-size", "280", "--out", tok]
+    assert main(again) == DataError.exit_code
+    command = ["data", "prepare", "--input", str(texts), "--tokenizer", tok, "--out", out]
+    assert main([*command, "--holdout-every", "4"]) == DataError.exit_code
+    assert main([*command, "--holdout-every", "4", "--holdout-out", held]) == 0
+    capsys.readouterr()
+    assert main(["data", "inspect", out, "--verify"]) == 0
+    assert "30 documents" in capsys.readouterr().out
+    with (tmp_path / "out" / "shard-00000.bin").open("r+b") as file:
+        file.write(b"\7")
+    assert main(["data", "inspect", out, "--verify", "--json"]) == DataError.exit_code
+    assert len(json.loads(capsys.readouterr().out)["problems"]) == 1
+
+
+def test_the_declared_arguments_are_those_of_the_contract():
+    from trainer.data.cli import add_arguments
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = (
+        "prepare --input a b --tokenizer t --out o --text-column c --shard-tokens 5 --holdout-every 3 --holdout-out h"
+    )
+    args = parser.parse_args(words.split())
+    assert (args.input, args.text_column, args.shard_tokens, args.holdout_every) == (["a", "b"], "c", 5, 3)
