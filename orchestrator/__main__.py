@@ -11,11 +11,11 @@ def main() -> None:
     """End the process with the exit code of the sub-command."""
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     if command == "supervise":
-        from orchestrator.supervise import main as supervise
+        from orchestrator.supervise.main import main as supervise
 
         sys.exit(supervise(sys.argv[2:]))
     if command == "agent":
-        from orchestrator.agent import main as agent
+        from orchestrator.agent.main import main as agent
 
         sys.exit(agent(sys.argv[2:]))
     from orchestrator.cli import main as command_line

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config.spec import LauncherSpec, MonitoringSpec, NotifySpec, RecoverySpec, RunSpec, SlurmSpec
-from orchestrator.plan import LaunchPlan, plan_launch
-from orchestrator.records import LaunchFacts, MemoryPerRank
+from orchestrator.state.records import LaunchFacts, MemoryPerRank
+from orchestrator.submit.plan import LaunchPlan, plan_launch
 
 NONCE = "0123456789abcdef"
 EVERYTHING: dict[str, Any] = {

@@ -5,11 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from orchestrator.act import Launched
-from orchestrator.counting import Checkpoint, CheckpointEntry, Counting
-from orchestrator.epochs import Epoch
-from orchestrator.history import History, IncidentHistory, RunState
-from orchestrator.observation import (
+from orchestrator.control.act import Launched
+from orchestrator.decide.observation import (
     AgentVerdict,
     AttemptObservation,
     CycleObservation,
@@ -22,10 +19,13 @@ from orchestrator.observation import (
     StopNotice,
     VerdictKind,
 )
-from orchestrator.policy import PHASES
-from orchestrator.records import Claim, Event, ExceptionInfo, Intent, Outcome, OutcomeKind, Request, Verb
-from orchestrator.rundir import CheckpointName
-from orchestrator.taxonomy import FailureClass
+from orchestrator.decide.policy import PHASES
+from orchestrator.decide.taxonomy import FailureClass
+from orchestrator.state.counting import Checkpoint, CheckpointEntry, Counting
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.history import History, IncidentHistory, RunState
+from orchestrator.state.records import Claim, Event, ExceptionInfo, Intent, Outcome, OutcomeKind, Request, Verb
+from orchestrator.state.rundir import CheckpointName
 
 EPOCH = Epoch(1, 1, 1)
 NOW = 1_000_000.0

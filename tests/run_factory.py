@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.epochs import Epoch
-from orchestrator.ledger import event_line
-from orchestrator.records import Event
-from orchestrator.rundir import RunPaths, make_attempt, make_cycle, make_layout
-from orchestrator.train_lines import StepLine, parse_step_lines
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.ledger import event_line
+from orchestrator.state.records import Event
+from orchestrator.state.rundir import RunPaths, make_attempt, make_cycle, make_layout
+from orchestrator.state.train_lines import StepLine, parse_step_lines
 
 T0 = 1_770_000_000.0
 TOKENS_PER_STEP = 4096

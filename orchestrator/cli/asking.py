@@ -6,17 +6,17 @@ from pathlib import Path
 
 import typer
 
-from orchestrator import ledger
 from orchestrator.cli.app import pass_to_trainer
 from orchestrator.cli.places import the_run
 from orchestrator.errors import PawlError, UsageError
-from orchestrator.ledger import Ledger, latest_epoch
-from orchestrator.provenance import whoami
-from orchestrator.records import Verb
-from orchestrator.requests import make_request, new_ulid, write_request
-from orchestrator.rundir import RunPaths, check_owner
-from orchestrator.view import run_view
-from orchestrator.view_records import CheckpointView, RunView
+from orchestrator.state import ledger
+from orchestrator.state.ledger import Ledger, latest_epoch
+from orchestrator.state.provenance import whoami
+from orchestrator.state.records import Verb
+from orchestrator.state.requests import make_request, new_ulid, write_request
+from orchestrator.state.rundir import RunPaths, check_owner
+from orchestrator.views.records import CheckpointView, RunView
+from orchestrator.views.run_view import run_view
 
 _POLL_S = 0.2
 # What the run says it did, whatever it was asked for: a save-now may be answered by a drain that came with it.

@@ -13,10 +13,10 @@ from orchestrator.config.problems import Severity, format_problem
 from orchestrator.config.site import find_site
 from orchestrator.config.spec import RunSpec
 from orchestrator.errors import UsageError
-from orchestrator.human import size as human_size
-from orchestrator.quoting import REDACTED, is_secret
-from orchestrator.records import LaunchFacts
-from orchestrator.redact import redact
+from orchestrator.state.records import LaunchFacts
+from orchestrator.submit.quoting import REDACTED, is_secret
+from orchestrator.submit.redact import redact
+from orchestrator.views.human import size as human_size
 
 
 def check_config(

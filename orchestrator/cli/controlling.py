@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.clock import SystemClock
-from orchestrator.controller import Handling, Reconciled, reconcile_many, watch
-from orchestrator.facts import read_frozen
-from orchestrator.launchers import make_launcher
-from orchestrator.policy import policy_from_config
-from orchestrator.provenance import whoami
-from orchestrator.rundir import RunPaths
-from orchestrator.runs import list_runs
+from orchestrator.control.clock import SystemClock
+from orchestrator.control.controller import Handling, Reconciled, reconcile_many, watch
+from orchestrator.control.launchers import make_launcher
+from orchestrator.decide.policy import policy_from_config
+from orchestrator.state.provenance import whoami
+from orchestrator.state.rundir import RunPaths
+from orchestrator.state.runs import list_runs
+from orchestrator.submit.facts import read_frozen
 
 if TYPE_CHECKING:
-    from orchestrator.exporter import Server
+    from orchestrator.metrics.exporter import Server
 
 
 def handling_of(paths: RunPaths) -> Handling:
@@ -57,9 +57,9 @@ def _print_round(results: Iterable[Reconciled], said: dict[str, str]) -> None:
 
 
 def _serve(root: Path, port: int) -> "Server":
-    from orchestrator.exporter import serve
-    from orchestrator.metrics_run import run_samples
-    from orchestrator.view import run_view
+    from orchestrator.metrics.exporter import serve
+    from orchestrator.metrics.run import run_samples
+    from orchestrator.views.run_view import run_view
 
     # On all addresses: Prometheus seldom runs on the login node.
     server = serve(lambda: run_samples([run_view(paths.root) for paths in list_runs(root)]), host="", port=port)

@@ -11,28 +11,28 @@ import typer
 from orchestrator.cli.checking import launch_lines
 from orchestrator.cli.controlling import control, handling_of
 from orchestrator.cli.places import runs_folder, the_run
-from orchestrator.clock import SystemClock
 from orchestrator.config.check import CheckResult, run_check
 from orchestrator.config.problems import Severity, format_problem
 from orchestrator.config.site import find_site
 from orchestrator.config.spec import RunSpec
-from orchestrator.controller import Reconciled, reconcile
+from orchestrator.control.clock import SystemClock
+from orchestrator.control.controller import Reconciled, reconcile
+from orchestrator.control.launchers import make_launcher
 from orchestrator.errors import ConfigProblems, PawlError, UsageError
-from orchestrator.launchers import make_launcher
-from orchestrator.plan import LaunchPlan, plan_launch
-from orchestrator.ports import is_free
-from orchestrator.provenance import collect_provenance, whoami
-from orchestrator.quoting import REDACTED
-from orchestrator.records import LaunchFacts
-from orchestrator.redact import redact
-from orchestrator.render import render_batch
-from orchestrator.requests import new_ulid
-from orchestrator.resume import resume as resume_paths
-from orchestrator.rundir import RunPaths
-from orchestrator.secrets_file import split_secrets
 from orchestrator.slurm.client import find_sbatch
-from orchestrator.submit import NewRun, check_place, make_run, run_folder
-from orchestrator.templates import PLAIN, SUPERVISED, load_template
+from orchestrator.state.provenance import collect_provenance, whoami
+from orchestrator.state.records import LaunchFacts
+from orchestrator.state.requests import new_ulid
+from orchestrator.state.rundir import RunPaths
+from orchestrator.submit.plan import LaunchPlan, plan_launch
+from orchestrator.submit.quoting import REDACTED
+from orchestrator.submit.redact import redact
+from orchestrator.submit.render import render_batch
+from orchestrator.submit.resume import resume as resume_paths
+from orchestrator.submit.secrets_file import split_secrets
+from orchestrator.submit.submit import NewRun, check_place, make_run, run_folder
+from orchestrator.submit.templates import PLAIN, SUPERVISED, load_template
+from orchestrator.supervise.ports import is_free
 
 _PREVIEW_NONCE = "preview"
 _ENDING_S = 60.0

@@ -7,9 +7,9 @@ import typer
 
 from orchestrator.cli.places import runs_folder, the_run
 from orchestrator.errors import RunHeld
-from orchestrator.runs import list_runs
-from orchestrator.view import run_view, to_json
-from orchestrator.view_records import RunState
+from orchestrator.state.runs import list_runs
+from orchestrator.views.records import RunState
+from orchestrator.views.run_view import run_view, to_json
 
 _STILL_RUNNING = (
     "Stopped looking; the run {run} goes on. Look again with `pawl watch {run}`, end it with `pawl drain {run}`."
@@ -18,7 +18,7 @@ _STILL_RUNNING = (
 
 def show_status(run: str | None, *, runs_root: Path | None, site: Path | None, as_json: bool) -> int:
     """One run in full (exit code 3 when it is HELD), or all runs, a line each."""
-    from orchestrator import status
+    from orchestrator.views import status
 
     if run is None:
         runs = list_runs(runs_folder(runs_root, site=site))
@@ -45,14 +45,14 @@ def watch_run(run: str | None, *, runs_root: Path | None, site: Path | None) -> 
 
 def watch_directory(run_dir: Path) -> int:
     """Watch; Ctrl-C ends the watching only. Exit code: 0, 1 when the run FAILED, 3 when it is HELD."""
-    from orchestrator import watch
+    from orchestrator.views import watch
 
     return watch.run(run_dir)
 
 
 def show_logs(run: str, *, follow: bool, rank: int | None, runs_root: Path | None, site: Path | None) -> int:
     """Merged output of the ranks."""
-    from orchestrator import logs
+    from orchestrator.views import logs
 
     paths = the_run(run, runs_root=runs_root, site=site)
     try:
@@ -64,7 +64,7 @@ def show_logs(run: str, *, follow: bool, rank: int | None, runs_root: Path | Non
 
 def show_explanation(run: str, *, runs_root: Path | None, site: Path | None, as_json: bool) -> int:
     """The six answers about a run."""
-    from orchestrator import explain
+    from orchestrator.views import explain
 
     view = run_view(the_run(run, runs_root=runs_root, site=site).root)
     if as_json:
@@ -76,7 +76,7 @@ def show_explanation(run: str, *, runs_root: Path | None, site: Path | None, as_
 
 def write_report(run: str, *, out: Path | None, runs_root: Path | None, site: Path | None) -> int:
     """The HTML page."""
-    from orchestrator import report
+    from orchestrator.views import report
 
     paths = the_run(run, runs_root=runs_root, site=site)
     typer.echo(f"Wrote {report.write_report(paths.root, out)}")

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from orchestrator.rundir import RunPaths
-from orchestrator.runs import find_run, find_runs_root
+from orchestrator.state.rundir import RunPaths
+from orchestrator.state.runs import find_run, find_runs_root
 
 
 def runs_folder(option: Path | None, *, site: Path | None) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigProblems, PawlError
-from orchestrator.records import LaunchFacts, Unreadable, parse_launch_facts
+from orchestrator.state.records import LaunchFacts, Unreadable, parse_launch_facts
 
 from .launch_rules import SectionReading, resolve, too_few_gpus
 from .problems import Problem, Severity, format_problem, has_errors, problem_from_dict

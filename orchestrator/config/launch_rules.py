@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.taxonomy import FailureClass
+from orchestrator.decide.taxonomy import FailureClass
 
 from .problems import Problem, Severity, did_you_mean
 from .spec import SECTIONS, RunSpec

@@ -21,7 +21,7 @@ def test_import_contracts_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True) == EXIT_STATUS_SUCCESS
 
 
-@pytest.mark.parametrize("module", ["orchestrator.supervise", "orchestrator.agent"])
+@pytest.mark.parametrize("module", ["orchestrator.supervise.main", "orchestrator.agent.main"])
 def test_the_recovery_processes_start_light(module: str) -> None:
     """A supervisor or agent must start in a broken environment: nothing heavy is imported before it needs it."""
     heavy = "{'torch', 'pydantic', 'typer', 'rich', 'plotly', 'jinja2', 'transformers', 'numpy'}"

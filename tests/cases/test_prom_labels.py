@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestrator.agent_stats import RankBlock
-from orchestrator.exporter import Exposition
-from orchestrator.metrics import Kind, Metric, NodeSource, Samples, families
+from orchestrator.agent.stats import RankBlock
+from orchestrator.metrics.exporter import Exposition
+from orchestrator.metrics.table import Kind, Metric, NodeSource, Samples, families
 
 FILE = Path(__file__).parents[3] / "shared" / "cases" / "files" / "composed" / "prom_labels_and_values.txt"
 ROWS = [

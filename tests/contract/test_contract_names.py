@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import rundir
-from orchestrator.epochs import PLAIN_EPOCH
-from orchestrator.epochs import Epoch as AgentEpoch
+from orchestrator.state import rundir
+from orchestrator.state.epochs import PLAIN_EPOCH
+from orchestrator.state.epochs import Epoch as AgentEpoch
 from trainer.checkpoint import naming
 from trainer.launch import Launch, read_launch
 from trainer.outcome import outcome_path

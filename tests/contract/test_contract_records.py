@@ -9,10 +9,10 @@ import jsonschema
 import pytest
 from record_factory import CYCLE, line
 
-from orchestrator import codec
-from orchestrator import records as reader
-from orchestrator.epochs import PLAIN_EPOCH
-from orchestrator.epochs import Epoch as ReaderEpoch
+from orchestrator.state import codec
+from orchestrator.state import records as reader
+from orchestrator.state.epochs import PLAIN_EPOCH
+from orchestrator.state.epochs import Epoch as ReaderEpoch
 from trainer import records as writer
 from trainer.beat import Phase
 

@@ -1,4 +1,4 @@
-"""The bytes between rank and agent: configs/schema/shm.json, trainer.beat and orchestrator.shm say the same.
+"""The bytes between rank and agent: configs/schema/shm.json, trainer.beat and orchestrator.agent.shm say the same.
 
 The layout file is read by a decoder that knows nothing of either package; what the trainer writes must decode to what
 was written, by the layout file and by the orchestrator.
@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import shm as agent_side
-from orchestrator.epochs import Epoch as AgentEpoch
-from orchestrator.records import Unreadable
+from orchestrator.agent import shm as agent_side
+from orchestrator.state.epochs import Epoch as AgentEpoch
+from orchestrator.state.records import Unreadable
 from trainer import beat as rank_side
 from trainer.records import Epoch
 

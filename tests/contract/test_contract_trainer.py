@@ -14,11 +14,11 @@ from run_dir_schemas import problems
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from orchestrator import records as reader
-from orchestrator.agent_plan import fill
-from orchestrator.checkpoint_index import Index, parse_index
-from orchestrator.epochs import PLAIN_EPOCH
-from orchestrator.rundir import RunPaths
+from orchestrator.agent.plan import fill
+from orchestrator.state import records as reader
+from orchestrator.state.checkpoint_index import Index, parse_index
+from orchestrator.state.epochs import PLAIN_EPOCH
+from orchestrator.state.rundir import RunPaths
 from trainer import run as run_module
 from trainer.cli import COMMANDS, parser_for
 from trainer.config.check import main as check_main

@@ -19,9 +19,9 @@ import pytest
 import tiny_run
 import yaml
 
-from orchestrator import proc
-from orchestrator.ledger import read_all
-from orchestrator.rundir import RunPaths
+from orchestrator.agent import proc
+from orchestrator.state.ledger import read_all
+from orchestrator.state.rundir import RunPaths
 
 STEPS, INTERVAL = 300, 20
 

@@ -8,13 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-from orchestrator import proc
-from orchestrator.codec import dumps
-from orchestrator.fsio import write_atomic
-from orchestrator.launch_local import command_of, start_attempt
-from orchestrator.ledger import read_all
-from orchestrator.records import Intent, LaunchFacts, MemoryPerRank, parse_claim
-from orchestrator.rundir import RunPaths, make_attempt, make_layout
+from orchestrator.agent import proc
+from orchestrator.control.launch_local import command_of, start_attempt
+from orchestrator.state.codec import dumps
+from orchestrator.state.fsio import write_atomic
+from orchestrator.state.ledger import read_all
+from orchestrator.state.records import Intent, LaunchFacts, MemoryPerRank, parse_claim
+from orchestrator.state.rundir import RunPaths, make_attempt, make_layout
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
 BEAT_S = 0.25

@@ -9,20 +9,21 @@ import time
 
 import pytest
 
-from orchestrator import agent_record, evidence, preflight, proc, shm
-from orchestrator.agent_args import host_port, read_setup
-from orchestrator.agent_cycle import CycleRefused, NodeContext, parse_summary, prepare, read_trusted
-from orchestrator.agent_io import Worker
-from orchestrator.agent_messages import Control, Exited, FailedRank, Hello, Report, Start, from_wire, to_wire
-from orchestrator.agent_plan import fill, parse_plan
-from orchestrator.agent_stats import StatsKeeper, add_stats, stats_json
-from orchestrator.channel import create_key
-from orchestrator.codec import dumps
-from orchestrator.epochs import Epoch
+from orchestrator.agent import evidence, preflight, proc, shm
+from orchestrator.agent import record as agent_record
+from orchestrator.agent.args import host_port, read_setup
+from orchestrator.agent.cycle import CycleRefused, NodeContext, parse_summary, prepare, read_trusted
+from orchestrator.agent.io import Worker
+from orchestrator.agent.messages import Control, Exited, FailedRank, Hello, Report, Start, from_wire, to_wire
+from orchestrator.agent.plan import fill, parse_plan
+from orchestrator.agent.stats import StatsKeeper, add_stats, stats_json
+from orchestrator.decide.policy import Policy
 from orchestrator.errors import PawlError
-from orchestrator.policy import Policy
-from orchestrator.records import Cycle, CycleNode, Unreadable
-from orchestrator.rundir import RunPaths
+from orchestrator.state.codec import dumps
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.records import Cycle, CycleNode, Unreadable
+from orchestrator.state.rundir import RunPaths
+from orchestrator.supervise.channel import create_key
 
 PLAN = {
     **{"schema_version": 1, "run": "r", "attempt": 1, "nonce": "n1", "launcher": "local", "num_nodes": 2},

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.agent_plan import stopped_grace_s
-from orchestrator.agent_stats import told_state
-from orchestrator.agent_watch import EXIT_SETTLE_S, GONE, Durations, RankWatch, judge
-from orchestrator.observation import VerdictKind
-from orchestrator.policy import PhaseLimit, Policy
-from orchestrator.shm import Beat, Phase
+from orchestrator.agent.plan import stopped_grace_s
+from orchestrator.agent.shm import Beat, Phase
+from orchestrator.agent.stats import told_state
+from orchestrator.agent.watch import EXIT_SETTLE_S, GONE, Durations, RankWatch, judge
+from orchestrator.decide.observation import VerdictKind
+from orchestrator.decide.policy import PhaseLimit, Policy
 
 POLICY = Policy(
     beat_interval_s=1.0,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import channel
-from orchestrator.channel import ChannelError, Codec, Connection, Side
+from orchestrator.supervise import channel
+from orchestrator.supervise.channel import ChannelError, Codec, Connection, Side
 
 KEY = b"k" * 32
 

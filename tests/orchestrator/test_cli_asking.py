@@ -9,16 +9,17 @@ from pathlib import Path
 import launch_cases as cases
 import pytest
 
-from orchestrator import logs, submit
 from orchestrator.cli import asking
 from orchestrator.cli.app import run
-from orchestrator.codec import dumps
-from orchestrator.epochs import Epoch
-from orchestrator.fsio import list_names
-from orchestrator.ledger import Ledger, read_all
-from orchestrator.records import Manifest, ManifestState
-from orchestrator.requests import acknowledge, read_requests
-from orchestrator.rundir import RunPaths
+from orchestrator.state.codec import dumps
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.fsio import list_names
+from orchestrator.state.ledger import Ledger, read_all
+from orchestrator.state.records import Manifest, ManifestState
+from orchestrator.state.requests import acknowledge, read_requests
+from orchestrator.state.rundir import RunPaths
+from orchestrator.submit import submit
+from orchestrator.views import logs
 
 
 @pytest.fixture

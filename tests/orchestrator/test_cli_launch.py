@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import slurm_stubs as stubs
 
-from orchestrator import launch_local
 from orchestrator.cli.app import run
 from orchestrator.config import check
-from orchestrator.ledger import Ledger, read_all
-from orchestrator.records import Epoch
-from orchestrator.rundir import RunPaths
+from orchestrator.control import launch_local
+from orchestrator.state.ledger import Ledger, read_all
+from orchestrator.state.records import Epoch
+from orchestrator.state.rundir import RunPaths
 
 CONFIG = """\
 general: {project: p, run: demo, seed: 1}

@@ -7,21 +7,21 @@ from typing import Any
 import orch_worlds as w
 import pytest
 
-from orchestrator import act
-from orchestrator.codec import dumps
-from orchestrator.controller import Handling, recheck_after_s, reconcile, reconcile_many, reconcile_once, watch
-from orchestrator.decision import Action
-from orchestrator.epochs import Epoch
+from orchestrator.agent.proc import boot_id, own_start_ticks
+from orchestrator.control import act
+from orchestrator.control.controller import Handling, recheck_after_s, reconcile, reconcile_many, reconcile_once, watch
+from orchestrator.control.observe import local_liveness, observe_run
+from orchestrator.decide.decision import Action
+from orchestrator.decide.observation import Liveness
+from orchestrator.decide.policy import Policy
 from orchestrator.errors import PawlError, UsageError
-from orchestrator.history import RunState, replay
-from orchestrator.ledger import Ledger, read_all
-from orchestrator.observation import Liveness
-from orchestrator.observe import local_liveness, observe_run
-from orchestrator.policy import Policy
-from orchestrator.proc import boot_id, own_start_ticks
-from orchestrator.records import Claim, Intent, LaunchFacts, MemoryPerRank, Verb, parse_intent
-from orchestrator.requests import make_request, new_ulid, open_requests, read_requests, write_request
-from orchestrator.rundir import RunPaths, make_attempt, make_layout
+from orchestrator.state.codec import dumps
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.history import RunState, replay
+from orchestrator.state.ledger import Ledger, read_all
+from orchestrator.state.records import Claim, Intent, LaunchFacts, MemoryPerRank, Verb, parse_intent
+from orchestrator.state.requests import make_request, new_ulid, open_requests, read_requests, write_request
+from orchestrator.state.rundir import RunPaths, make_attempt, make_layout
 
 FACTS = LaunchFacts(
     run="x",
@@ -177,7 +177,9 @@ def test_two_controllers_launch_once(paths: RunPaths) -> None:
 
 def test_a_controller_that_slept_between_look_and_act_changes_nothing(site: Site) -> None:
     look = observe_run(site.paths, launcher=site.launcher, clock=site.clock)
-    decision = __import__("orchestrator.decide", fromlist=["decide_run"]).decide_run(look.seen, look.history, Policy())
+    decision = __import__("orchestrator.decide.decide", fromlist=["decide_run"]).decide_run(
+        look.seen, look.history, Policy()
+    )
     other = Site(site.paths)
     other.look()
     done = act.act(decision, look, paths=site.paths, launcher=site.launcher, clock=site.clock, by="me")

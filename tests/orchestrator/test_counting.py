@@ -4,9 +4,9 @@ import orch_worlds as w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.counting import CheckpointEntry, CycleFence, count, counts, fences_of, resume_step, survives
-from orchestrator.epochs import PLAIN_EPOCH, Epoch
-from orchestrator.rundir import CheckpointName
+from orchestrator.state.counting import CheckpointEntry, CycleFence, count, counts, fences_of, resume_step, survives
+from orchestrator.state.epochs import PLAIN_EPOCH, Epoch
+from orchestrator.state.rundir import CheckpointName
 
 E1, E2, E3 = Epoch(1, 1, 1), Epoch(1, 1, 2), Epoch(2, 1, 1)
 quick = settings(max_examples=50, deadline=None)

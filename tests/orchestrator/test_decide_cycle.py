@@ -5,13 +5,10 @@ from dataclasses import replace
 import orch_worlds as w
 import pytest
 
-from orchestrator.budgets import backoff_s
-from orchestrator.counting import Counting
-from orchestrator.decide import decide_cycle
-from orchestrator.decision import Action, Decision, incident_data
-from orchestrator.epochs import Epoch
-from orchestrator.history import History, replay
-from orchestrator.observation import (
+from orchestrator.decide.budgets import backoff_s
+from orchestrator.decide.decide import decide_cycle
+from orchestrator.decide.decision import Action, Decision, incident_data
+from orchestrator.decide.observation import (
     AgentVerdict,
     CycleObservation,
     LogSignature,
@@ -19,9 +16,12 @@ from orchestrator.observation import (
     StopNotice,
     VerdictKind,
 )
-from orchestrator.policy import Policy
-from orchestrator.records import Outcome, OutcomeKind, Request, Verb
-from orchestrator.taxonomy import FailureClass, Level
+from orchestrator.decide.policy import Policy
+from orchestrator.decide.taxonomy import FailureClass, Level
+from orchestrator.state.counting import Counting
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.history import History, replay
+from orchestrator.state.records import Outcome, OutcomeKind, Request, Verb
 
 POLICY = Policy(beat_interval_s=1.0)
 TRAINED = History(ever_stepped=True, best_step=5)

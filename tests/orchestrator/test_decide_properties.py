@@ -8,17 +8,17 @@ import orch_worlds as w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.decide import decide_cycle, decide_run, decision_table
-from orchestrator.decision import Action, Decision
-from orchestrator.epochs import Epoch
-from orchestrator.health import NodeState, RankState, assess
-from orchestrator.history import History, RunState, replay
-from orchestrator.observation import AttemptObservation, CycleObservation, Liveness, RunObservation, Stage
-from orchestrator.policy import Policy
-from orchestrator.records import Event, OutcomeKind
-from orchestrator.rules_cycle import CYCLE_RULES
-from orchestrator.rules_run import RUN_RULES
-from orchestrator.taxonomy import TABLE, FailureClass
+from orchestrator.decide.decide import decide_cycle, decide_run, decision_table
+from orchestrator.decide.decision import Action, Decision
+from orchestrator.decide.health import NodeState, RankState, assess
+from orchestrator.decide.observation import AttemptObservation, CycleObservation, Liveness, RunObservation, Stage
+from orchestrator.decide.policy import Policy
+from orchestrator.decide.rules_cycle import CYCLE_RULES
+from orchestrator.decide.rules_run import RUN_RULES
+from orchestrator.decide.taxonomy import TABLE, FailureClass
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.history import History, RunState, replay
+from orchestrator.state.records import Event, OutcomeKind
 
 _SUPERVISOR = {
     Action.WAIT,

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from run_factory import Story, clean, crash_loop, rough
 
-from orchestrator.explain import TITLES, explanation, text, to_json
-from orchestrator.view import RunInputs, build_view
-from orchestrator.view_records import RunState, RunView
+from orchestrator.views.explain import TITLES, explanation, text, to_json
+from orchestrator.views.records import RunState, RunView
+from orchestrator.views.run_view import RunInputs, build_view
 
 
 def view_of(story: Story) -> RunView:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import fsio
+from orchestrator.state import fsio
 
 
 def test_a_write_replaces_whole_with_the_asked_mode(tmp_path: Path) -> None:

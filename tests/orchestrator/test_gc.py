@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.codec import dumps
-from orchestrator.counting import Counting
-from orchestrator.epochs import Epoch
+from orchestrator.control.observe import count_checkpoints, scan_checkpoints
 from orchestrator.errors import PawlError
-from orchestrator.gc import collect, plan_deletion, quarantine
-from orchestrator.observe import count_checkpoints, scan_checkpoints
-from orchestrator.records import Cycle, CycleNode, Manifest, ManifestFile, ManifestState
-from orchestrator.rundir import RunPaths, make_attempt, make_cycle, make_layout
+from orchestrator.state.codec import dumps
+from orchestrator.state.counting import Counting
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.gc import collect, plan_deletion, quarantine
+from orchestrator.state.records import Cycle, CycleNode, Manifest, ManifestFile, ManifestState
+from orchestrator.state.rundir import RunPaths, make_attempt, make_cycle, make_layout
 
 E1, E2 = Epoch(1, 1, 1), Epoch(1, 1, 2)
 

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_factory import STEP_S, T0, Story, clean, crash_loop, rough
 
-from orchestrator.counting import survives
-from orchestrator.epochs import Epoch
-from orchestrator.goodput import account, covered_step, fences
-from orchestrator.goodput_tape import SETTLED, Account, Category
-from orchestrator.records import Event
-from orchestrator.train_lines import StepLine, ValidationLine
+from orchestrator.state.counting import survives
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.records import Event
+from orchestrator.state.train_lines import StepLine, ValidationLine
+from orchestrator.views.goodput import account, covered_step, fences
+from orchestrator.views.goodput_tape import SETTLED, Account, Category
 
 
 def account_of(story: Story, now: float | None = None) -> Account:

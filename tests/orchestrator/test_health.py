@@ -3,11 +3,11 @@
 import orch_worlds as w
 import pytest
 
-from orchestrator.epochs import Epoch
-from orchestrator.health import NodeState, RankState, assess, judge_rank
-from orchestrator.observation import CycleObservation, RankObservation
-from orchestrator.policy import PhaseLimit, Policy, policy_from_config
-from orchestrator.taxonomy import FailureClass
+from orchestrator.decide.health import NodeState, RankState, assess, judge_rank
+from orchestrator.decide.observation import CycleObservation, RankObservation
+from orchestrator.decide.policy import PhaseLimit, Policy, policy_from_config
+from orchestrator.decide.taxonomy import FailureClass
+from orchestrator.state.epochs import Epoch
 
 POLICY = Policy(beat_interval_s=1.0)
 

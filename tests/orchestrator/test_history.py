@@ -2,9 +2,9 @@
 
 import orch_worlds as w
 
-from orchestrator.counting import CheckpointEntry
-from orchestrator.epochs import Epoch
-from orchestrator.history import RunState, replay, with_unrecorded_checkpoints
+from orchestrator.state.counting import CheckpointEntry
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.history import RunState, replay, with_unrecorded_checkpoints
 
 
 def test_a_whole_story() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import orch_worlds as w
 import pytest
 
-from orchestrator.epochs import Epoch
-from orchestrator.ledger import Ledger, event_line, latest_epoch, parse_lines, read, read_all
-from orchestrator.rundir import RunPaths, make_layout
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.ledger import Ledger, event_line, latest_epoch, parse_lines, read, read_all
+from orchestrator.state.rundir import RunPaths, make_layout
 
 
 @pytest.fixture

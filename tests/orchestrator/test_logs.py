@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from run_factory import rough
 
 from orchestrator.errors import PawlError
-from orchestrator.logs import LogLine, clean, fold, of_rank, read_lines, run, show
-from orchestrator.rundir import RunPaths
+from orchestrator.state.rundir import RunPaths
+from orchestrator.views.logs import LogLine, clean, fold, of_rank, read_lines, run, show
 
 
 def lines_of(run_dir: Path, **options: object) -> list[str]:

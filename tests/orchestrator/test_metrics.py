@@ -13,16 +13,16 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from run_factory import clean, crash_loop, rough
 
-from orchestrator.agent_stats import RankBlock, StatsKeeper
+from orchestrator.agent.shm import STEP_BUCKET_BOUNDS_S, Beat, Phase, Stats
+from orchestrator.agent.stats import RankBlock, StatsKeeper
 from orchestrator.errors import PawlError
-from orchestrator.exporter import Exposition, serve
-from orchestrator.metrics import NODE_METRICS, Kind, node_samples
-from orchestrator.metrics_page import page
-from orchestrator.metrics_run import RUN_METRICS, run_samples
-from orchestrator.shm import STEP_BUCKET_BOUNDS_S, Beat, Phase, Stats
-from orchestrator.targets import parse_targets, targets_json
-from orchestrator.view import RunInputs, build_view
-from orchestrator.view_records import RunView
+from orchestrator.metrics.exporter import Exposition, serve
+from orchestrator.metrics.page import page
+from orchestrator.metrics.run import RUN_METRICS, run_samples
+from orchestrator.metrics.table import NODE_METRICS, Kind, node_samples
+from orchestrator.metrics.targets import parse_targets, targets_json
+from orchestrator.views.records import RunView
+from orchestrator.views.run_view import RunInputs, build_view
 
 REPO = Path(__file__).parents[2]
 GOLDEN = REPO / "tests" / "golden" / "metrics"
@@ -271,6 +271,6 @@ def test_targets_name_what_runs_and_are_empty_when_nothing_does() -> None:
 
 
 def test_an_agent_can_serve_metrics_without_the_command_line_packages() -> None:
-    code = "import sys, orchestrator.exporter, orchestrator.metrics; print(*sys.modules)"
+    code = "import sys, orchestrator.metrics.exporter, orchestrator.metrics.table; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO)
     assert not set(loaded.stdout.split()) & {"rich", "typer", "pydantic", "torch", "plotly", "jinja2"}

@@ -8,9 +8,9 @@ from typing import Any
 import launch_cases as cases
 import pytest
 
-from orchestrator.agent_plan import AttemptPlan, fill, parse_plan
+from orchestrator.agent.plan import AttemptPlan, fill, parse_plan
 from orchestrator.errors import UsageError
-from orchestrator.plan import PLACEHOLDERS, LaunchPlan
+from orchestrator.submit.plan import PLACEHOLDERS, LaunchPlan
 
 
 def arguments(plan: LaunchPlan) -> dict[str, str | None]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import ports
+from orchestrator.supervise import ports
 
 
 @given(first=st.integers(1, 65535), last=st.integers(1, 65535))

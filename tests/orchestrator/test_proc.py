@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from orchestrator import proc
+from orchestrator.agent import proc
 
 
 def start(nonce, node, code="import time; time.sleep(60)", **options):
@@ -82,7 +82,7 @@ def test_own_start_ticks_name_this_process():
 def test_a_subreaper_adopts_and_reaps_orphans():
     code = (
         "import os, subprocess, sys, time\n"
-        "from orchestrator import proc\n"
+        "from orchestrator.agent import proc\n"
         "proc.become_subreaper()\n"
         "kept = subprocess.Popen([sys.executable, '-S', '-c', 'raise SystemExit(7)'])\n"
         "shell = subprocess.run(['sh', '-c', 'sleep 0.2 & exit 0'])\n"

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import records as r
-from orchestrator.checkpoint_index import parse_index
-from orchestrator.codec import dumps
-from orchestrator.epochs import Epoch
+from orchestrator.state import records as r
+from orchestrator.state.checkpoint_index import parse_index
+from orchestrator.state.codec import dumps
+from orchestrator.state.epochs import Epoch
 
 CYCLE = r.Cycle(
     run="x",

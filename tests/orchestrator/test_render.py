@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import PawlError, UsageError
-from orchestrator.plan import LaunchPlan
-from orchestrator.quoting import sbatch_quote
-from orchestrator.render import check_directives_first, render_batch
-from orchestrator.secrets_file import write_secrets
-from orchestrator.templates import PLAIN, SUPERVISED, load_template
+from orchestrator.submit.plan import LaunchPlan
+from orchestrator.submit.quoting import sbatch_quote
+from orchestrator.submit.render import check_directives_first, render_batch
+from orchestrator.submit.secrets_file import write_secrets
+from orchestrator.submit.templates import PLAIN, SUPERVISED, load_template
 
 HOSTILE = [
     'a"b',

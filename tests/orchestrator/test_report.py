@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from run_factory import Story, clean, crash_loop, rough
 
-from orchestrator.epochs import Epoch
 from orchestrator.errors import PawlError
-from orchestrator.report import MAX_POINTS, redacted, thin, write_report
-from orchestrator.train_lines import StepLine
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.train_lines import StepLine
+from orchestrator.views.report import MAX_POINTS, redacted, thin, write_report
 
 
 class Page(HTMLParser):
@@ -61,7 +61,7 @@ def test_it_needs_nothing_from_outside(tmp_path: Path) -> None:
     page = page_of(clean(), tmp_path)
     assert page.urls == []
     assert "link" not in page.tags
-    style = (Path(__file__).parents[2] / "orchestrator" / "report_page" / "page.css").read_text()
+    style = (Path(__file__).parents[2] / "orchestrator" / "views" / "report_page" / "page.css").read_text()
     assert "url(" not in style
     assert "prefers-color-scheme: dark" in style
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.revisions import TABLE, Change, effective_change, sort_keys
+from orchestrator.state.revisions import TABLE, Change, effective_change, sort_keys
 
 
 @pytest.mark.parametrize(

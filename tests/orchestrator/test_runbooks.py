@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from orchestrator.rules_cycle import CYCLE_RULES
-from orchestrator.rules_run import RUN_RULES
+from orchestrator.decide.rules_cycle import CYCLE_RULES
+from orchestrator.decide.rules_run import RUN_RULES
 
 RUNBOOKS = Path(__file__).parents[2] / "ops" / "runbooks"
 PARTS = ("**What it means.**", "**What pawl does.**", "**What you can do.**")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.epochs import Epoch
 from orchestrator.errors import PawlError
-from orchestrator.rundir import (
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.rundir import (
     CheckpointName,
     EntryKind,
     RunPaths,

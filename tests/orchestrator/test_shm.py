@@ -5,9 +5,9 @@ import zlib
 
 import pytest
 
-from orchestrator import shm
-from orchestrator.epochs import Epoch
-from orchestrator.records import Unreadable
+from orchestrator.agent import shm
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.records import Unreadable
 
 
 def beat_bytes(*, seq=4, epoch=(3, 1, 2), rank=5, pid=77, phase=3, step=40, since=9, loss=2.5, tokens=1000):

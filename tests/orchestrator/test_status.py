@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from run_factory import clean, crash_loop, rough
 
-from orchestrator import human
-from orchestrator.status import render, render_list
-from orchestrator.view import RunInputs, build_view
-from orchestrator.view_records import RunView
+from orchestrator.views import human
+from orchestrator.views.records import RunView
+from orchestrator.views.run_view import RunInputs, build_view
+from orchestrator.views.status import render, render_list
 
 
 def views() -> list[RunView]:

@@ -10,12 +10,12 @@ from typing import Any
 import launch_cases as cases
 import pytest
 
-from orchestrator import submit
 from orchestrator.errors import PawlError, UsageError
-from orchestrator.ledger import read_all
-from orchestrator.provenance import collect_provenance, redact_override
-from orchestrator.records import LaunchFacts, parse_launch_facts
-from orchestrator.secrets_file import read_secrets, split_secrets, write_secrets
+from orchestrator.state.ledger import read_all
+from orchestrator.state.provenance import collect_provenance, redact_override
+from orchestrator.state.records import LaunchFacts, parse_launch_facts
+from orchestrator.submit import submit
+from orchestrator.submit.secrets_file import read_secrets, split_secrets, write_secrets
 
 
 def new_run(*, run: str = "demo", secret: dict[str, str] | None = None, keep_last: int = 2) -> submit.NewRun:

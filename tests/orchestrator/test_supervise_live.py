@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import proc
-from orchestrator.records import Verb
-from orchestrator.requests import make_request, new_ulid, write_request
+from orchestrator.agent import proc
+from orchestrator.state.records import Verb
+from orchestrator.state.requests import make_request, new_ulid, write_request
 
 spec = importlib.util.spec_from_file_location("live_run", Path(__file__).with_name("live_run.py"))
 live_run = importlib.util.module_from_spec(spec)
@@ -223,7 +223,7 @@ def test_a_crash_loop_is_held(make):
 
 
 def test_the_two_processes_start_without_heavy_imports():
-    code = "import sys; import orchestrator.supervise, orchestrator.agent; print(' '.join(sys.modules))"
+    code = "import sys; import orchestrator.supervise.main, orchestrator.agent.main; print(' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"torch", "numpy", "pydantic", "rich", "typer", "yaml", "prometheus_client", "psutil", "starlette"}
     assert not heavy & set(done.stdout.split())

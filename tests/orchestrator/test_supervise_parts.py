@@ -6,19 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import channel, proc
-from orchestrator.agent_messages import Alive, Exited, Hello, RankReport, Refused, Report, Start, Stop, Verdict, to_wire
-from orchestrator.agent_plan import AttemptPlan
-from orchestrator.epochs import Epoch
+from orchestrator.agent import proc
+from orchestrator.agent.messages import Alive, Exited, Hello, RankReport, Refused, Report, Start, Stop, Verdict, to_wire
+from orchestrator.agent.plan import AttemptPlan
+from orchestrator.decide.observation import VerdictKind
 from orchestrator.errors import PawlError
-from orchestrator.observation import VerdictKind
-from orchestrator.records import Outcome, OutcomeKind, parse_cycle
-from orchestrator.rundir import RunPaths
-from orchestrator.supervise_edge import EdgeNode, LocalEdge, SlurmEdge, agent_argv, srun_argv
-from orchestrator.supervise_hub import Heard, Hub
-from orchestrator.supervise_nodes import Nodes
-from orchestrator.supervise_start import answer_hello, new_epoch, write_cycle
-from orchestrator.supervise_times import CycleTimes, Recovery
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.records import Outcome, OutcomeKind, parse_cycle
+from orchestrator.state.rundir import RunPaths
+from orchestrator.supervise import channel
+from orchestrator.supervise.edge import EdgeNode, LocalEdge, SlurmEdge, agent_argv, srun_argv
+from orchestrator.supervise.hub import Heard, Hub
+from orchestrator.supervise.nodes import Nodes
+from orchestrator.supervise.start import answer_hello, new_epoch, write_cycle
+from orchestrator.supervise.times import CycleTimes, Recovery
 
 KEY = b"s" * 32
 

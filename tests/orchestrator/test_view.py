@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_factory import T0, Story, clean, crash_loop, rough
 
-from orchestrator.agent_record import NodeRecord, RankPlace, write_record
-from orchestrator.epochs import Epoch
-from orchestrator.rundir import RunPaths
-from orchestrator.train_lines import StepLine, merge_steps, parse_step_lines, parse_validation_lines
-from orchestrator.view import RunInputs, build_view, run_steps, run_view, to_json
-from orchestrator.view_read import read_run
-from orchestrator.view_records import RunState, RunView
+from orchestrator.agent.record import NodeRecord, RankPlace, write_record
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.rundir import RunPaths
+from orchestrator.state.train_lines import StepLine, merge_steps, parse_step_lines, parse_validation_lines
+from orchestrator.views.read import read_run
+from orchestrator.views.records import RunState, RunView
+from orchestrator.views.run_view import RunInputs, build_view, run_steps, run_view, to_json
 
 
 def view_of(story: Story, **changes: object) -> RunView:
@@ -95,7 +95,7 @@ def test_a_running_run_has_a_pace_and_an_eta() -> None:
 
 
 def read_facts(story: Story) -> object:
-    from orchestrator.records import parse_launch_facts
+    from orchestrator.state.records import parse_launch_facts
 
     return parse_launch_facts(json.dumps(story.facts()))
 

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from run_factory import Story, clean, crash_loop, rough
 
-from orchestrator.view import RunInputs, build_view
-from orchestrator.view_records import RunView
-from orchestrator.watch import news, picture, run
+from orchestrator.views.records import RunView
+from orchestrator.views.run_view import RunInputs, build_view
+from orchestrator.views.watch import news, picture, run
 
 
 def view_at(story: Story, fraction: float) -> RunView:

@@ -1,0 +1,1 @@
+"""The controller, outside the allocation: observe a run, decide, act; and the ways to start an attempt."""

@@ -1,0 +1,362 @@
+"""The supervisor's rules: what happens inside an allocation (L1, L2, and when to give it up).
+
+    finished → a person's wish → silence of many → cause not clear yet → stop for good → repair → start → go on
+
+Read top to bottom: the first rule that answers is the decision. Everything a rule may know is in `CycleContext`.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from orchestrator.decide.budgets import Remedy, remedy
+from orchestrator.decide.decision import Action, Decision, Fault
+from orchestrator.decide.health import Health, NodeState
+from orchestrator.decide.observation import CycleObservation, Stage
+from orchestrator.decide.policy import Policy
+from orchestrator.decide.rules import Rule
+from orchestrator.decide.taxonomy import TABLE, FailureClass, Final, Level
+from orchestrator.state.history import History
+from orchestrator.state.records import OutcomeKind, Verb
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleContext:
+    """One look and everything derived from it. `remedy` is what the budgets allow for `fault`; None without one."""
+
+    seen: CycleObservation
+    history: History
+    policy: Policy
+    health: Health
+    fault: Fault | None
+    remedy: Remedy | None
+
+    def asked(self, verb: Verb) -> bool:
+        return any(request.verb is verb for request in self.seen.requests)
+
+    @property
+    def leaving(self) -> bool:
+        """Someone wants this allocation to end after a checkpoint."""
+        return self.asked(Verb.DRAIN) or self.seen.notice is not None
+
+    @property
+    def parting_outcome(self) -> str:
+        """A person's drain parks the run; a time limit or preemption continues in the next attempt."""
+        return "drained" if self.asked(Verb.DRAIN) else "continue"
+
+    @property
+    def resume_from(self) -> str | None:
+        newest = self.seen.counting.newest
+        return None if newest is None else newest.name
+
+
+def context_of(
+    seen: CycleObservation, history: History, policy: Policy, health: Health, fault: Fault | None
+) -> CycleContext:
+    """Add what the budgets allow."""
+    allowed = None
+    if fault is not None:
+        leave = tuple(dict.fromkeys((*fault.must_leave, *((fault.node,) if fault.node else ()))))
+        allowed = remedy(fault, history, policy, can_swap=choose_nodes(seen, health, leave=leave) is not None)
+    return CycleContext(seen=seen, history=history, policy=policy, health=health, fault=fault, remedy=allowed)
+
+
+def usable_nodes(seen: CycleObservation, health: Health) -> tuple[str, ...]:
+    """Nodes that can train now: heard, passed their preflight, not excluded. Those of the last cycle come first."""
+    state = {node.name: node.state for node in health.nodes}
+    order = sorted(seen.nodes, key=lambda node: (node.node_rank is None, node.node_rank or 0))
+    return tuple(
+        node.name
+        for node in order
+        if state.get(node.name) is NodeState.OK and node.ready and node.connected and node.name not in seen.excluded
+    )
+
+
+def choose_nodes(seen: CycleObservation, health: Health, *, leave: tuple[str, ...] = ()) -> tuple[str, ...] | None:
+    """Who trains next, in node-rank order: everyone keeps their place, spares take the places of those who leave.
+
+    None when there are not enough nodes. Spares are taken in the order of the allocation.
+    """
+    usable = [name for name in usable_nodes(seen, health) if name not in leave]
+    if len(usable) < seen.num_nodes:
+        return None
+    before = [node.name for node in seen.training]
+    if len(before) != seen.num_nodes:
+        return tuple(usable[: seen.num_nodes])
+    spares = [name for name in usable if name not in before]
+    places = [name if name in usable else None for name in before]
+    return tuple(name if name is not None else spares.pop(0) for name in places)
+
+
+def _decide(action: Action, reason: str, **more: object) -> Decision:
+    return Decision(rule="", action=action, reason=reason, **more)  # type: ignore[arg-type]
+
+
+def _cancel(c: CycleContext) -> Decision | None:
+    if not c.asked(Verb.CANCEL):
+        return None
+    return _decide(Action.CANCEL, "a person asked to stop now", outcome="cancelled", fault=None)
+
+
+def _finished(c: CycleContext) -> Decision | None:
+    seen, newest = c.seen, c.seen.counting.newest
+    complete = newest is not None and newest.step >= seen.train_steps
+    if complete and (c.fault is not None or seen.stage is not Stage.RUNNING):
+        return _decide(
+            Action.FINISH, f"the checkpoint of step {seen.train_steps}, the last one, counts", outcome="done"
+        )
+    if c.fault is None and _all_said(c, OutcomeKind.DONE):
+        return _decide(Action.FINISH, "every rank says that it is done", outcome="done")
+    return None
+
+
+def _all_said(c: CycleContext, kind: OutcomeKind) -> bool:
+    """Every rank left this outcome, or everything has ended and nobody left another one."""
+    said = {o.rank: o.kind for o in c.seen.outcomes if o.epoch == c.seen.epoch}
+    if kind not in said.values():
+        return False
+    ranks = [rank.rank for rank in c.seen.ranks]
+    everyone = bool(ranks) and all(said.get(rank) is kind for rank in ranks)
+    return everyone or (c.seen.stage is Stage.ENDED and set(said.values()) <= {kind, OutcomeKind.DONE})
+
+
+def _drained(c: CycleContext) -> Decision | None:
+    if c.fault is not None or not _all_said(c, OutcomeKind.DRAINED):
+        return None
+    return _decide(
+        Action.END, "every rank saved a checkpoint and left", outcome=c.parting_outcome, resume_from=c.resume_from
+    )
+
+
+def _leave(c: CycleContext) -> Decision | None:
+    if not c.leaving or (c.fault is None and c.seen.stage is Stage.RUNNING):
+        return None
+    why = "a person asked to drain" if c.asked(Verb.DRAIN) else f"notice: {c.seen.notice}"
+    return _decide(
+        Action.END,
+        f"{why}, and nothing runs that could save a newer checkpoint",
+        outcome=c.parting_outcome,
+        resume_from=c.resume_from,
+        fault=c.fault,
+    )
+
+
+def _silence_over(c: CycleContext) -> Decision | None:
+    silent_s = c.health.correlated_s
+    if silent_s is None or silent_s < c.policy.correlated_limit_s:
+        return None
+    reason = f"many nodes have been silent together for {silent_s:.0f} s: this allocation is given up"
+    return _decide(Action.END, reason, level=Level.L4, outcome="continue", resume_from=c.resume_from)
+
+
+def _silence(c: CycleContext) -> Decision | None:
+    if c.health.correlated_s is None:
+        return None
+    reason = (
+        "many nodes fell silent together: storage, network or this process is the likelier cause, nothing is killed"
+    )
+    return _decide(Action.WAIT, reason, recheck_after_s=c.policy.beat_interval_s)
+
+
+def _unsettled(c: CycleContext) -> Decision | None:
+    """Echoes arrive before their cause does: the silence of a dead node needs some beats to be heard."""
+    if c.fault is None or not c.fault.cascade_only:
+        return None
+    doubtful = [
+        node.name
+        for node in c.seen.training
+        if not node.connected or (node.silence_s is not None and node.silence_s > 1.5 * c.policy.beat_interval_s)
+    ]
+    since = None if c.fault.fault_unix is None else c.seen.now_unix - c.fault.fault_unix
+    fresh = since is not None and 0.0 <= since < c.policy.settle_s
+    if not fresh and not (doubtful and c.seen.stage is Stage.RUNNING):
+        return None
+    waiting = f" (not heard: {', '.join(doubtful)})" if doubtful else ""
+    return _decide(Action.WAIT, f"something failed, its cause is not clear yet{waiting}", recheck_after_s=0.2)
+
+
+def _stop_for_good(c: CycleContext, *, rule: str) -> Decision | None:
+    """Budgets, ladder or class say stop; `rule` is the one this row of the table stands for."""
+    if c.fault is None or c.remedy is None or c.remedy.final is None or c.remedy.rule != rule:
+        return None
+    failed = c.remedy.final is Final.FAILED
+    return _decide(
+        Action.FAIL if failed else Action.HOLD,
+        f"{c.remedy.why}. {c.fault.message}" if c.fault.message not in c.remedy.why else c.remedy.why,
+        level=Level.L5,
+        outcome="failed" if failed else "held",
+        resume_from=c.resume_from,
+        fault=c.fault,
+        hint=TABLE[c.fault.cls].hint,
+    )
+
+
+def _undecided(c: CycleContext) -> Decision | None:
+    if not c.seen.counting.undecided or (c.fault is None and c.seen.stage is Stage.RUNNING):
+        return None
+    epoch = c.seen.counting.undecided[0]
+    reason = f"the cycle record of {epoch} cannot be read, so it is unknown which checkpoints still count"
+    hint = f"restore attempts/{epoch.attempt:04d}/cycles/{epoch.cycle:04d}/cycle.json from a backup, then resume"
+    return _decide(Action.HOLD, reason, level=Level.L5, outcome="held", fault=c.fault, hint=hint)
+
+
+def _no_checkpoint_left(c: CycleContext) -> Decision | None:
+    if c.fault is None or c.fault.cls is not FailureClass.CHECKPOINT_INVALID or _one_before(c) is not None:
+        return None
+    return _decide(
+        Action.HOLD,
+        f"{c.fault.message}; no older checkpoint is left, and starting from the first step is a person's decision",
+        level=Level.L5,
+        outcome="held",
+        fault=c.fault,
+        hint=TABLE[c.fault.cls].hint,
+    )
+
+
+def _one_before(c: CycleContext) -> str | None:
+    bad = c.fault.bad_checkpoint if c.fault is not None else None
+    good = [checkpoint.name for checkpoint in c.seen.counting.counted if checkpoint.name != bad]
+    bad_steps = [checkpoint.step for checkpoint in c.seen.counting.counted if checkpoint.name == bad]
+    if not bad_steps:
+        return good[0] if good else None
+    before = c.seen.counting.before(bad_steps[0])
+    return None if before is None else before.name
+
+
+def _checkpoint_invalid(c: CycleContext) -> Decision | None:
+    if c.fault is None or c.fault.cls is not FailureClass.CHECKPOINT_INVALID or c.remedy is None:
+        return None
+    nodes = choose_nodes(c.seen, c.health, leave=c.fault.must_leave) or _same_places(c)
+    if nodes is None:
+        return None
+    return _decide(
+        Action.RESTART,
+        f"{c.fault.message}; it is set aside and the checkpoint before it is used",
+        level=Level.L1,
+        resume_from=_one_before(c),
+        quarantine=c.fault.bad_checkpoint,
+        nodes=nodes,
+        fault=c.fault,
+        backoff_s=c.remedy.backoff_s,
+    )
+
+
+def _same_places(c: CycleContext) -> tuple[str, ...] | None:
+    """The nodes of the last cycle, when none of them must leave: a node that cannot be judged just now is not bad."""
+    names = tuple(node.name for node in c.seen.training)
+    leaving = c.fault is not None and bool(c.fault.must_leave)
+    return names if len(names) == c.seen.num_nodes and not leaving else None
+
+
+def _repair(c: CycleContext, *, level: Level) -> Decision | None:
+    """L1 or L2: another cycle in this allocation."""
+    if c.fault is None or c.remedy is None or c.remedy.level is not level:
+        return None
+    leave = c.remedy.exclude if level is Level.L2 else ()
+    nodes = choose_nodes(c.seen, c.health, leave=leave) or (_same_places(c) if level is Level.L1 else None)
+    if nodes is None or c.fault.cls is FailureClass.CHECKPOINT_INVALID:
+        return None
+    return _decide(
+        Action.RESTART,
+        f"{c.fault.message}; {c.remedy.why}",
+        level=level,
+        resume_from=c.resume_from,
+        nodes=nodes,
+        exclude=c.remedy.exclude,
+        fault=c.fault,
+        backoff_s=c.remedy.backoff_s,
+    )
+
+
+def _new_attempt(c: CycleContext) -> Decision | None:
+    if c.fault is None or c.remedy is None:
+        return None
+    return _decide(
+        Action.END,
+        f"{c.fault.message}; {c.remedy.why}",
+        level=Level.L4,
+        outcome="continue",
+        resume_from=c.resume_from,
+        quarantine=c.fault.bad_checkpoint,
+        exclude=c.remedy.exclude,
+        fault=c.fault,
+        backoff_s=c.remedy.backoff_s,
+    )
+
+
+def _waiting_for_agents(c: CycleContext) -> Decision | None:
+    if c.seen.stage is not Stage.IDLE or choose_nodes(c.seen, c.health) is not None:
+        return None
+    usable = usable_nodes(c.seen, c.health)
+    lacking = f"{len(usable)} of {c.seen.num_nodes} nodes are ready"
+    if c.seen.stage_s <= c.policy.start_limit_s:
+        return _decide(Action.WAIT, lacking, recheck_after_s=min(0.2, c.policy.beat_interval_s))
+    defects = "; ".join(f"{node.name}: {node.defect}" for node in c.seen.nodes if node.defect)
+    reason = f"{lacking} after {c.seen.stage_s:.0f} s{'; ' + defects if defects else ''}"
+    unusable = tuple(node.name for node in c.seen.nodes if node.name not in usable)
+    return _decide(Action.END, reason, level=Level.L4, outcome="continue", exclude=unusable)
+
+
+def _start(c: CycleContext) -> Decision | None:
+    nodes = choose_nodes(c.seen, c.health)
+    if c.seen.stage is not Stage.IDLE or nodes is None:
+        return None
+    where = f"from {c.resume_from}" if c.resume_from else "from the beginning"
+    return _decide(Action.START, f"{len(nodes)} nodes are ready, {where}", nodes=nodes, resume_from=c.resume_from)
+
+
+def _drain(c: CycleContext) -> Decision | None:
+    if not c.leaving:
+        return None
+    why = "a person asked to drain" if c.asked(Verb.DRAIN) else f"notice: {c.seen.notice}"
+    if c.seen.drain_sent:
+        return _decide(Action.WAIT, f"{why}; waiting for the checkpoint at the step border")
+    return _decide(Action.DRAIN, f"{why}: checkpoint at the next step border, then leave")
+
+
+def _save(c: CycleContext) -> Decision | None:
+    if not c.asked(Verb.SAVE_NOW) or c.seen.save_sent:
+        return None
+    return _decide(Action.SAVE, "a person asked for a checkpoint now")
+
+
+def _healthy(c: CycleContext) -> Decision:
+    ended = "" if c.seen.stage is Stage.RUNNING else f" ({c.seen.stage})"
+    return _decide(Action.WAIT, f"nothing is wrong{ended}", recheck_after_s=c.policy.beat_interval_s)
+
+
+CYCLE_RULES: tuple[Rule[CycleContext], ...] = (
+    Rule("cancel-requested", "a person asked to stop now: stop everything, end the attempt", _cancel),
+    Rule("finished", "the last step's checkpoint counts, or every rank says done", _finished),
+    Rule("drained", "every rank saved and left: end the attempt (parked or continued)", _drained),
+    Rule("leave", "asked to leave and nothing can save any more: end the attempt", _leave),
+    Rule("correlated-silence-over", "many nodes silent too long: give up the allocation (L4)", _silence_over),
+    Rule("correlated-silence", "many nodes silent at once: kill nothing, wait", _silence),
+    Rule("cause-not-settled", "only echoes of a failure are known: wait for its cause", _unsettled),
+    Rule(
+        "not-restartable",
+        "config or code error: FAILED; do-not-restart: HELD",
+        partial(_stop_for_good, rule="not-restartable"),
+    ),
+    Rule("crash-loop", "too many cycles without a new checkpoint: HELD", partial(_stop_for_good, rule="crash-loop")),
+    Rule(
+        "budget-exhausted",
+        "this class used up its restarts without progress: HELD",
+        partial(_stop_for_good, rule="budget-exhausted"),
+    ),
+    Rule(
+        "ladder-exhausted",
+        "no rung is left for this fingerprint: HELD",
+        partial(_stop_for_good, rule="ladder-exhausted"),
+    ),
+    Rule("cycle-record-unreadable", "unknown which checkpoints count: HELD", _undecided),
+    Rule("no-valid-checkpoint", "the checkpoint is bad and none is older: HELD", _no_checkpoint_left),
+    Rule("checkpoint-invalid", "set the bad checkpoint aside, resume from the one before (L1)", _checkpoint_invalid),
+    Rule("swap-node", "the bad node leaves, a hot spare takes its place (L2)", partial(_repair, level=Level.L2)),
+    Rule("restart-same-nodes", "a new cycle on the same nodes (L1)", partial(_repair, level=Level.L1)),
+    Rule("new-attempt", "not curable in this allocation: end the attempt, a new one follows (L4)", _new_attempt),
+    Rule("waiting-for-agents", "not enough nodes ready: wait, or give up after the start limit", _waiting_for_agents),
+    Rule("start-cycle", "enough nodes are ready: start the next cycle", _start),
+    Rule("drain", "asked to leave: checkpoint at the next step border, then exit 75", _drain),
+    Rule("save-now", "a person asked for a checkpoint", _save),
+    Rule("healthy", "nothing is wrong: look again", _healthy),
+)

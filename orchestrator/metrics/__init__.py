@@ -1,0 +1,1 @@
+"""One table of metrics, and who serves it."""

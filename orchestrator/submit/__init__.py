@@ -1,0 +1,1 @@
+"""From a checked config to a run directory and a batch script."""

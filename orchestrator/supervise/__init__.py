@@ -1,0 +1,1 @@
+"""The supervisor, inside the allocation: cycles, nodes and spares, the channel to the agents."""

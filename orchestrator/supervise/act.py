@@ -1,0 +1,299 @@
+"""The supervisor's hands: carry out a decision inside the allocation, and say in the ledger what happened.
+
+    start     cycle.json on disk → cycle_started → the word to the agents
+    restart   evidence and SIGKILL on every node → incident, decision, teardown, cycle_ended → idle (back-off runs)
+    drain     the word into the ranks' shared memory; they save at the step border and leave with 75
+    end …     the same clean-up, then the attempt's last word
+
+After a restart nothing is remembered but the pause: the next cycle is started by the same rule as the first one.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from orchestrator.agent.messages import Control, Quit
+from orchestrator.agent.plan import AttemptPlan
+from orchestrator.decide.decision import Action, Decision, incident_data
+from orchestrator.decide.observation import Stage
+from orchestrator.errors import PawlError
+from orchestrator.state import gc
+from orchestrator.state.counting import resume_step
+from orchestrator.state.epochs import Epoch
+from orchestrator.state.ledger import Ledger, read_all
+from orchestrator.state.records import Verb
+from orchestrator.state.requests import acknowledge
+from orchestrator.state.rundir import RunPaths
+from orchestrator.supervise.edge import Edge
+from orchestrator.supervise.hub import Hub
+from orchestrator.supervise.keep import Keeper
+from orchestrator.supervise.look import Lookout
+from orchestrator.supervise.nodes import Nodes
+from orchestrator.supervise.start import Teardown, end_cycle, new_epoch, send_start, write_cycle
+from orchestrator.supervise.times import CycleTimes, Recovery
+
+_GATHER_S = 3.0
+
+
+class Ended(Exception):
+    """The attempt is over; `outcome` is its last word."""
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class Actor:
+    """Carries out decisions. `act` raises Ended when one ends the attempt."""
+
+    def __init__(
+        self,
+        *,
+        paths: RunPaths,
+        plan: AttemptPlan,
+        nodes: Nodes,
+        hub: Hub,
+        edge: Edge,
+        ledger: Ledger,
+        look: Lookout,
+        pump: Callable[[float], None],
+    ) -> None:
+        self._paths, self._plan, self._policy = paths, plan, plan.policy
+        self._nodes, self._hub, self._edge = nodes, hub, edge
+        self._ledger, self._look, self._pump = ledger, look, pump
+        events = read_all(paths.root)
+        self._keeper = Keeper(paths, plan, events)
+        self._epoch = Epoch(plan.attempt, 1, 0)
+        self._used_ports: set[int] = set()
+        self._not_before = 0.0
+        self._times: CycleTimes | None = None
+        self._recovery: Recovery | None = None
+        self._num_incidents = 0
+        self._taken = {event.data.get("id") for event in events if event.kind == "request"}
+        look.learn(events)
+
+    def record(self, kind: str, data: Mapping[str, Any]) -> None:
+        """A fact for the ledger, and for the next decision. Raises OSError."""
+        self._look.learn([self._ledger.append(self._epoch, kind, data)])
+
+    def act(self, decision: Decision) -> None:
+        """Carry it out. Raises Ended, PawlError and OSError."""
+        self._take_requests()
+        match decision.action:
+            case Action.WAIT:
+                return
+            case Action.START:
+                self._start(decision)
+            case Action.RESTART:
+                self._restart(decision)
+            case Action.DRAIN:
+                self._say(decision, "drain")
+                self._look.drain_sent = True
+            case Action.SAVE:
+                self._say(decision, "save")
+                self._look.save_sent = True
+            case Action.FINISH | Action.END | Action.HOLD | Action.FAIL | Action.CANCEL:
+                self._end(decision)
+            case _:
+                raise PawlError(f"decision {decision.rule} asks for {decision.action}, which a controller must do")
+
+    def _take_requests(self) -> None:
+        for request in self._look.requests:
+            if request.id not in self._taken:
+                self._taken.add(request.id)
+                self.record("request", {"verb": str(request.verb), "id": request.id, "by": request.by})
+
+    def _start(self, decision: Decision) -> None:
+        if time.monotonic() < self._not_before or self._is_early():
+            return
+        # A checkpoint may have been completed while the cycle before was being ended.
+        self._look.scan_now()
+        newest = self._look.counting.newest
+        resume_from = None if newest is None else newest.name
+        epoch = new_epoch(self._paths, self._plan.attempt, 1, after=self._epoch.cycle)
+        places = tuple((name, self._nodes.views[name].address) for name in decision.nodes)
+        cycle = write_cycle(
+            self._paths,
+            self._plan,
+            epoch,
+            nodes=places,
+            resume_from=resume_from,
+            used_ports=self._used_ports,
+        )
+        self._epoch = epoch
+        recovery = self._recovery
+        if recovery is None:
+            self.record("decision", decision.ledger_data())
+        self.record(
+            "cycle_started",
+            {
+                "nodes": list(decision.nodes),
+                "spares": [name for name in self._nodes.views if name not in decision.nodes],
+                "resume_from": resume_from,
+                "world_size": self._plan.world_size,
+                "incident": None if recovery is None else recovery.incident,
+                "level": None if recovery is None else recovery.level,
+            },
+        )
+        self._nodes.begin(epoch, decision.nodes)
+        self._look.resume_from = resume_from
+        self._look.drain_sent = self._look.save_sent = False
+        self._times = CycleTimes(started_at=time.monotonic())
+        self._look.enter(Stage.RUNNING)
+        send_start(self._hub, cycle)
+
+    def _is_early(self) -> bool:
+        """Before the first cycle slow starters get a moment: a spare must not train because it was up first."""
+        slow = [view.name for view in self._nodes.views.values() if not view.heard]
+        first = self._epoch.cycle == 0
+        return first and bool(slow) and self._look.stage_s < max(_GATHER_S, 2 * self._policy.beat_interval_s)
+
+    def record_progress(self) -> None:
+        """What can be seen without a decision: the first step, new checkpoints, metrics addresses, kept promises."""
+        addresses = [
+            f"{view.address}:{view.metrics_port}"
+            for view in self._nodes.views.values()
+            if view.metrics_port is not None and self._hub.connected(view.name)
+        ]
+        self._keeper.publish_targets(addresses)
+        self._note_times()
+        counting = self._look.counting
+        new = self._keeper.new_commits(counting)
+        for checkpoint in reversed(new):
+            data = {"name": checkpoint.name, "step": checkpoint.step, "bytes": checkpoint.total_bytes}
+            self.record("checkpoint_committed", data)
+        if new:
+            self._saved()
+            if self._look.stage is Stage.RUNNING:
+                self._keeper.collect(self._epoch, resumed_from=self._look.resume_from)
+
+    def _note_times(self) -> None:
+        step, times = self._nodes.step, self._times
+        resumed = resume_step(self._look.resume_from) or 0
+        if times is None or self._look.stage is Stage.IDLE:
+            return
+        stepped = step is not None and step > resumed
+        if not times.note(time.monotonic(), all_started=self._nodes.all_started, stepped=stepped):
+            return
+        start_s, load_s = times.start_s or 0.0, times.load_s or 0.0
+        self.record("cycle_running", {"step": step, "start_s": round(start_s, 3), "load_s": round(load_s, 3)})
+        if self._recovery is not None:
+            self.record("recovered", self._recovery.data(times, resumed_step=resumed))
+            self._recovery = None
+
+    def _say(self, decision: Decision, word: str) -> None:
+        self.record("decision", decision.ledger_data())
+        for view in self._nodes.training:
+            self._hub.send(view.name, Control(cycle=self._epoch.cycle, word=word))
+
+    def _saved(self) -> None:
+        if not self._look.save_sent:
+            return
+        self._look.save_sent = False
+        self._acknowledge((Verb.SAVE_NOW,), result="saved")
+
+    def _acknowledge(self, verbs: tuple[Verb, ...], *, result: str) -> None:
+        for request in self._look.requests:
+            if request.verb in verbs:
+                acknowledge(self._paths, self._ledger, self._epoch, request, result=result)
+                self._look.learn(
+                    event
+                    for event in read_all(self._paths.root)
+                    if event.kind == "request_done" and event.data.get("id") == request.id
+                )
+
+    def _tear_down(self, decision: Decision, *, evidence: bool) -> Teardown | None:
+        """End what runs and write it down; None when nothing ran."""
+        if self._look.stage is Stage.IDLE:
+            self.record("decision", decision.ledger_data())
+            return None
+        detected_at, detected_unix = time.monotonic(), time.time()
+        reached = self._nodes.step
+        found = end_cycle(self._nodes, self._hub, self._edge, evidence=evidence, pump=self._pump)
+        if decision.fault is not None:
+            self._incident(decision, found, detected_at=detected_at, detected_unix=detected_unix, reached=reached)
+        self.record("decision", decision.ledger_data())
+        self.record("teardown", {"seconds": round(found.seconds, 3), "orphans": found.orphans})
+        how = str(decision.fault.cls) if decision.fault is not None else decision.outcome
+        self.record("cycle_ended", {"outcome": how, "exit_code": self._exit_code(), "step": reached})
+        self._times = None
+        self._look.enter(Stage.IDLE)
+        return found
+
+    def _incident(
+        self, decision: Decision, found: Teardown, *, detected_at: float, detected_unix: float, reached: int | None
+    ) -> None:
+        fault = decision.fault
+        assert fault is not None
+        self._num_incidents += 1
+        name = f"{self._epoch.text}-{self._num_incidents}"
+        data = incident_data(decision, incident_id=name)
+        data["detected_unix"] = detected = min(fault.detected_unix or detected_unix, detected_unix)
+        data["evidence"] = [*data["evidence"], *found.evidence]
+        self.record("incident", data)
+        detection = None if fault.fault_unix is None else max(0.0, detected - fault.fault_unix)
+        self._recovery = Recovery(
+            incident=name,
+            cls=str(fault.cls),
+            level=None if decision.level is None else str(decision.level),
+            detection_s=detection,
+            detected_at=detected_at - max(0.0, detected_unix - detected),
+            backoff_s=decision.backoff_s,
+            reached_step=reached,
+        )
+
+    def _exit_code(self) -> int | None:
+        outcomes = self._look.outcomes
+        bad = [outcome.exit_code for outcome in outcomes if outcome.exit_code]
+        launchers = [view.torchrun_exit for view in self._nodes.training if view.torchrun_exit]
+        said = [0] if outcomes else []
+        return next(iter((*bad, *launchers, *said)), None)
+
+    def _restart(self, decision: Decision) -> None:
+        found = self._tear_down(decision, evidence=True)
+        leaving = set(decision.exclude)
+        # A node with a process that SIGKILL cannot end must not be given the next cycle's ranks.
+        leaving |= {view.name for view in self._nodes.training if view.answered and view.answered.remaining}
+        leaving |= set(found.unanswered) if found is not None else set()
+        self._look.excluded = tuple(dict.fromkeys((*self._look.excluded, *sorted(leaving))))
+        if decision.quarantine is not None:
+            gc.quarantine(self._paths, decision.quarantine, epoch=self._epoch)
+            reason = decision.fault.message if decision.fault is not None else decision.reason
+            self.record("checkpoint_quarantined", {"name": decision.quarantine, "reason": reason})
+        self._not_before = time.monotonic() + decision.backoff_s
+        self._look.scan_now()
+
+    def _end(self, decision: Decision) -> None:
+        outcome = decision.outcome or "continue"
+        self._tear_down(decision, evidence=decision.fault is not None)
+        self._look.scan_now()
+        self.record_progress()
+        newest = self._look.counting.newest
+        word = {"rule": decision.rule, "reason": decision.reason, "hint": decision.hint}
+        if decision.action is Action.FINISH:
+            self.record("run_done", {"step": None if newest is None else newest.step})
+        elif decision.action is Action.HOLD:
+            self.record("run_held", word)
+        elif decision.action is Action.FAIL:
+            self.record("run_failed", word)
+        verbs = {"drained": (Verb.DRAIN, Verb.SAVE_NOW), "cancelled": tuple(Verb), "done": tuple(Verb)}
+        self._acknowledge(verbs.get(outcome, ()), result=outcome)
+        self.record("attempt_ended", {"outcome": outcome, "reason": decision.reason, "rule": decision.rule})
+        raise Ended(outcome)
+
+    def record_failure(self, reason: str) -> None:
+        """The supervisor itself cannot go on: the attempt is lost. A ledger that takes nothing is said on stderr."""
+        try:
+            self.record("attempt_ended", {"outcome": "lost", "reason": reason, "rule": "supervisor-error"})
+        except OSError as error:
+            print(f"supervisor: the ledger does not take the attempt's end: {error}", file=sys.stderr, flush=True)
+
+    def quit_agents(self) -> None:
+        """The attempt is over: every agent cleans up its node and leaves."""
+        for name in self._nodes.views:
+            self._hub.send(name, Quit(why="the attempt is over"))
+
+    def clear_targets(self) -> None:
+        """Nothing is served any more. Raises OSError."""
+        self._keeper.publish_targets([])

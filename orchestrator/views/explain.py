@@ -1,0 +1,199 @@
+"""Six lines about a run, in the order a person asks: what happened, what pawl did, what it cost, how it stands, what
+to do now (the exact command), and where the evidence lies. Pure: RunView → text.
+"""
+
+import shlex
+from dataclasses import asdict, dataclass
+
+from orchestrator.views.human import duration, number, plural, rate, ratio
+from orchestrator.views.records import DecisionView, IncidentView, RunState, RunView
+
+TITLES = ("What happened", "What pawl did", "What it cost", "State now", "What you can do", "Evidence")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The six answers, one line each."""
+
+    what_happened: str
+    what_pawl_did: str
+    what_it_cost: str
+    state_now: str
+    what_you_can_do: str
+    evidence: str
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return (
+            self.what_happened,
+            self.what_pawl_did,
+            self.what_it_cost,
+            self.state_now,
+            self.what_you_can_do,
+            self.evidence,
+        )
+
+
+def explanation(view: RunView) -> Explanation:
+    """The six answers for a run in any state, never-started ones included."""
+    return Explanation(
+        what_happened=_happened(view),
+        what_pawl_did=_did(view),
+        what_it_cost=_cost(view),
+        state_now=_state(view),
+        what_you_can_do=_todo(view),
+        evidence=_evidence(view),
+    )
+
+
+def text(view: RunView) -> str:
+    """The six lines with their titles, aligned."""
+    width = max(map(len, TITLES))
+    answers = explanation(view).lines
+    return "\n".join(f"{title:<{width}}  {_one_line(line)}" for title, line in zip(TITLES, answers, strict=True))
+
+
+def to_json(view: RunView) -> dict[str, str]:
+    """The six answers by name, as JSON data."""
+    return asdict(explanation(view))
+
+
+def place(incident: IncidentView) -> str:
+    """Where it happened: "rank 1 on node0, phase step, step 45"; "" when nothing is known."""
+    where = [f"rank {incident.rank}"] if incident.rank is not None else []
+    if incident.node is not None:
+        where = [f"{where[0]} on {incident.node}"] if where else [incident.node]
+    if incident.phase is not None:
+        where.append(f"phase {incident.phase.lower()}")
+    if incident.step is not None:
+        where.append(f"step {incident.step}")
+    return ", ".join(where)
+
+
+def action_words(decision: DecisionView) -> str:
+    """A decision as a sentence without subject: "started a new cycle (L2) without node1, from step-…"."""
+    what = _ACTIONS.get(decision.action or "", decision.action or "decided")
+    level = f" ({decision.level})" if decision.level else ""
+    without = f" without {', '.join(decision.exclude)}" if decision.exclude else ""
+    source = f" from {decision.resume_from}" if decision.resume_from else ""
+    wait = f" after {duration(decision.backoff_s)}" if decision.backoff_s else ""
+    return f"{what}{level}{without}{source}{wait}"
+
+
+_ACTIONS = {
+    "start": "started the ranks",
+    "restart": "restarted the ranks",
+    "new_cycle": "restarted the ranks",
+    "wait": "waited",
+    "drain": "asked for a checkpoint and an orderly stop",
+    "save": "asked for a checkpoint",
+    "finish": "ended the run: it is complete",
+    "end": "ended the attempt",
+    "hold": "stopped relaunching (HELD)",
+    "fail": "stopped the run (FAILED)",
+    "cancel": "cancelled the run",
+    "launch": "launched a new attempt",
+    "abandon": "gave the attempt up",
+}
+
+
+def _happened(view: RunView) -> str:
+    if not view.incidents:
+        return "The run was never started." if not view.attempts else "Nothing went wrong so far."
+    incident = view.incidents[-1]
+    where = place(incident)
+    message = incident.message or "no message"
+    more = f" ({plural(len(view.incidents), 'incident')} in all)" if len(view.incidents) > 1 else ""
+    return f"{incident.failure_class or 'unknown'}{': ' + where if where else ''}: {message}{more}"
+
+
+def _did(view: RunView) -> str:
+    if view.state in (RunState.HELD, RunState.FAILED) and view.stop is not None:
+        return (
+            f"Stopped relaunching, because {view.stop.reason or 'of no given reason'} [{view.stop.rule or 'no rule'}]"
+        )
+    decision = view.last_decision
+    if view.incidents and view.incidents[-1].decision is not None:
+        decision = view.incidents[-1].decision
+    if decision is None:
+        return "Nothing yet." if not view.attempts else f"Launched {plural(len(view.attempts), 'attempt')}."
+    words = action_words(decision)
+    because = f", because {decision.reason}" if decision.reason else ""
+    return f"{words[0].upper()}{words[1:]}{because} [{decision.rule or 'no rule'}]"
+
+
+def _cost(view: RunView) -> str:
+    incident = view.incidents[-1] if view.incidents else None
+    if incident is None:
+        return "Nothing."
+    if incident.cost is None and view.state is RunState.DONE:
+        return "Nothing more: the last checkpoint was there already."
+    if incident.cost is None:
+        return "It ended the training." if view.state.is_over else "Not settled: training has not gone on since."
+    cost = incident.cost
+    parts = (
+        ("detection", cost.detection_s),
+        ("teardown", cost.teardown_s),
+        ("back-off", cost.backoff_s or None),
+        ("start", cost.start_s),
+        ("load", cost.load_s),
+    )
+    named = " + ".join(f"{name} {duration(value)}" for name, value in parts if value is not None)
+    steps = "" if cost.lost_steps is None else f"; {plural(cost.lost_steps, 'step')} trained again"
+    return f"{duration(cost.total_s)} ({named}){steps}"
+
+
+def _state(view: RunView) -> str:
+    progress = view.progress
+    of = f" of {progress.train_steps:,}" if progress.train_steps is not None else ""
+    step = "no step yet" if progress.step is None else f"step {progress.step:,}{of}"
+    facts = [str(view.state).upper(), step]
+    if not progress.stale:
+        facts += [f"loss {number(progress.loss)}", rate(progress.tokens_per_s)]
+        if progress.eta_s is not None:
+            facts.append(f"{duration(progress.eta_s)} to go")
+    if view.goodput.productive_ratio is not None:
+        facts.append(f"goodput {ratio(view.goodput.productive_ratio)}")
+    tail = f" ({view.state_reason})" if view.state_reason else ""
+    return ", ".join(facts) + tail
+
+
+def _todo(view: RunView) -> str:
+    run = shlex.quote(view.run)
+    hint = view.stop.hint if view.stop is not None else None
+    match view.state:
+        case RunState.HELD:
+            return f"{_sentence(hint)}`pawl resume {run}` when the cause is gone."
+        case RunState.FAILED:
+            return f"{_sentence(hint)}Then `pawl resume {run} --set section.key=value` (or `--code current`)."
+        case RunState.DONE:
+            return f"`pawl export {run} --out DIR` for the model, `pawl report {run}` for the page."
+        case RunState.DRAINED | RunState.CANCELLED:
+            return f"`pawl resume {run}` goes on from the newest checkpoint."
+        case RunState.CREATED | RunState.LOST:
+            return "`pawl controller --once` looks at it and goes on."
+        case RunState.QUEUED:
+            return f"Nothing: it starts by itself. `pawl watch {run}` shows it; `pawl cancel {run}` gives it up."
+        case RunState.UNKNOWN:
+            return f"Look at {view.run_dir}/ledger: it must hold at least one readable line."
+        case _:
+            return f"Nothing: it goes on by itself. `pawl watch {run}` shows it, `pawl drain {run}` stops it in order."
+
+
+def _sentence(hint: str | None) -> str:
+    return f"{hint[0].upper()}{hint[1:].rstrip('.')}. " if hint else ""
+
+
+def _evidence(view: RunView) -> str:
+    incident = view.incidents[-1] if view.incidents else None
+    if incident is not None and incident.evidence:
+        return ", ".join(f"{view.run_dir}/{path}" for path in incident.evidence[:3])
+    if incident is not None:
+        attempt, cycle = incident.epoch[1:5], incident.epoch.rpartition("c")[2]
+        return f"{view.run_dir}/attempts/{attempt}/cycles/{cycle}/"
+    return f"{view.run_dir}/ledger/" + (" and attempts/" if view.attempts else "")
+
+
+def _one_line(text: str) -> str:
+    """Without line feeds and control characters: a message of a rank must not write on the terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
