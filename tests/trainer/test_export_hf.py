@@ -179,18 +179,22 @@ def test_the_config_says_everything_that_changes_the_numbers(tmp_path):
     assert config["tie_word_embeddings"] is True and config["bos_token_id"] is None
 
 
-@pytest.mark.parametrize(
-    "values",
-    [(np.random.default_rng(0).normal(size=5000) * 10.0**i).clip(-3e38, 3e38).astype("f4") for i in (-39, 0, 38)],
-)
-def test_the_bfloat16_cast_is_torchs(values):
+def as_bfloat16(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(cast(values, "BF16").view(np.int16)).view(torch.bfloat16)
+
+
+@pytest.mark.parametrize("exponent", [-39, 0, 37])
+def test_the_bfloat16_cast_is_torchs(exponent):
     special = np.asarray([np.inf, -np.inf, np.nan, 0.0, -0.0, 3.4e38, 1.0039062, 1.0117188], "f4")
-    values = np.concatenate([values, special])
-    bits = torch.from_numpy(cast(values, "BF16").view(np.int16)).view(torch.bfloat16)
-    right = torch.from_numpy(values).to(torch.bfloat16)
-    assert torch.equal(bits.nan_to_num(7.0), right.nan_to_num(7.0)) and torch.equal(bits.isnan(), right.isnan())
-    signalling_nan = cast(np.asarray([0x7F800001], "u4").view("f4"), "BF16").view("i2")
-    assert torch.from_numpy(signalling_nan).view(torch.bfloat16).isnan().item()
+    drawn = (np.random.default_rng(0).normal(size=5000) * 10.0**exponent).astype("f4")
+    values = np.concatenate([drawn, special])
+    ours, right = as_bfloat16(values), torch.from_numpy(values).to(torch.bfloat16)
+    assert torch.equal(ours.nan_to_num(7.0), right.nan_to_num(7.0)) and torch.equal(ours.isnan(), right.isnan())
+
+
+def test_the_bfloat16_cast_keeps_every_nan_a_nan():
+    bits = np.asarray([0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF], "u4")
+    assert as_bfloat16(bits.view("f4")).isnan().all()
 
 
 def test_names_go_both_ways():
