@@ -67,7 +67,7 @@ def pass_to_trainer(argv: Sequence[str]) -> int:
 
 def _command() -> Callable[..., object]:
     """The assembled command tree; importing the modules registers their commands."""
-    from orchestrator.cli import control, launch, look
+    from orchestrator.cli.commands import control, launch, look
 
     for module in (launch, look, control):
         module.register(app)

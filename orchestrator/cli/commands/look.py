@@ -23,9 +23,9 @@ def status(
     pawl status demo            steps, nodes, incidents, budgets
     pawl status demo --json     the same as data
     """
-    from orchestrator.cli import looking
+    from orchestrator.cli.actions import look as action
 
-    raise typer.Exit(looking.show_status(run, runs_root=runs_root, site=site, as_json=as_json))
+    raise typer.Exit(action.show_status(run, runs_root=runs_root, site=site, as_json=as_json))
 
 
 def watch(run: OptionalRunArgument = None, runs_root: RunsRootOption = None, site: SiteOption = None) -> None:
@@ -37,9 +37,9 @@ def watch(run: OptionalRunArgument = None, runs_root: RunsRootOption = None, sit
     pawl watch                  the run that was active last
     pawl watch demo
     """
-    from orchestrator.cli import looking
+    from orchestrator.cli.actions import look as action
 
-    raise typer.Exit(looking.watch_run(run, runs_root=runs_root, site=site))
+    raise typer.Exit(action.watch_run(run, runs_root=runs_root, site=site))
 
 
 def logs(
@@ -56,9 +56,9 @@ def logs(
     pawl logs demo -f           follow; Ctrl-C leaves the run going
     pawl logs demo --rank 3     one rank
     """
-    from orchestrator.cli import looking
+    from orchestrator.cli.actions import look as action
 
-    raise typer.Exit(looking.show_logs(run, follow=follow, rank=rank, runs_root=runs_root, site=site))
+    raise typer.Exit(action.show_logs(run, follow=follow, rank=rank, runs_root=runs_root, site=site))
 
 
 def explain(
@@ -72,9 +72,9 @@ def explain(
     pawl explain demo
     pawl explain demo --json
     """
-    from orchestrator.cli import looking
+    from orchestrator.cli.actions import look as action
 
-    raise typer.Exit(looking.show_explanation(run, runs_root=runs_root, site=site, as_json=as_json))
+    raise typer.Exit(action.show_explanation(run, runs_root=runs_root, site=site, as_json=as_json))
 
 
 def report(
@@ -93,9 +93,9 @@ def report(
     pawl report demo
     pawl report demo --out /tmp/demo.html
     """
-    from orchestrator.cli import looking
+    from orchestrator.cli.actions import look as action
 
-    raise typer.Exit(looking.write_report(run, out=out, runs_root=runs_root, site=site))
+    raise typer.Exit(action.write_report(run, out=out, runs_root=runs_root, site=site))
 
 
 def register(app: typer.Typer) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer
 
-from orchestrator.cli.checking import launch_lines
-from orchestrator.cli.controlling import control, handling_of
+from orchestrator.cli.actions.check import launch_lines
+from orchestrator.cli.actions.controller import control, handling_of
 from orchestrator.cli.places import runs_folder, the_run
 from orchestrator.config.check import CheckResult, run_check
 from orchestrator.config.problems import Severity, format_problem
@@ -100,7 +100,7 @@ def submit_config(
         typer.echo(line)
     if not watching:
         return 0
-    from orchestrator.cli.looking import watch_directory
+    from orchestrator.cli.actions.look import watch_directory
 
     return watch_directory(paths.root)
 

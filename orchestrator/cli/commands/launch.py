@@ -34,9 +34,9 @@ def check(
     pawl check run.yaml --set parallelism.tp=4 --show
     pawl check run.yaml --here          from the login node, before a submit
     """
-    from orchestrator.cli import checking
+    from orchestrator.cli.actions import check as action
 
-    code = checking.check_config(
+    code = action.check_config(
         config, overrides=tuple(overrides or ()), here=here, show=show, site=site, as_json=as_json
     )
     raise typer.Exit(code)
@@ -55,11 +55,9 @@ def render(
     pawl render run.yaml
     pawl render run.yaml --plain > job.sbatch
     """
-    from orchestrator.cli import launching
+    from orchestrator.cli.actions import launch as action
 
-    script = launching.render_script(
-        config, overrides=tuple(overrides or ()), plain=plain, runs_root=runs_root, site=site
-    )
+    script = action.render_script(config, overrides=tuple(overrides or ()), plain=plain, runs_root=runs_root, site=site)
     typer.echo(script, nl=False)
 
 
@@ -81,9 +79,9 @@ def submit(
     pawl submit run.yaml --launcher local      on this machine, with the GPUs it has
     pawl submit run.yaml --dry-run
     """
-    from orchestrator.cli import launching
+    from orchestrator.cli.actions import launch as action
 
-    code = launching.submit_config(
+    code = action.submit_config(
         config,
         launcher=launcher,
         overrides=tuple(overrides or ()),
@@ -112,9 +110,9 @@ def resume(
     pawl resume demo --set recovery.spares=2 --why "two nodes are flaky"
     pawl resume demo --set tokens.train_steps=20000
     """
-    from orchestrator.cli import launching
+    from orchestrator.cli.actions import launch as action
 
-    code = launching.resume_run(run, overrides=tuple(overrides or ()), why=why, runs_root=runs_root, site=site)
+    code = action.resume_run(run, overrides=tuple(overrides or ()), why=why, runs_root=runs_root, site=site)
     raise typer.Exit(code)
 
 
@@ -135,11 +133,9 @@ def controller(
     pawl controller --metrics-port 9400
     pawl controller --once
     """
-    from orchestrator.cli import launching
+    from orchestrator.cli.actions import launch as action
 
-    code = launching.run_controller(
-        once=once, observe=observe, metrics_port=metrics_port, runs_root=runs_root, site=site
-    )
+    code = action.run_controller(once=once, observe=observe, metrics_port=metrics_port, runs_root=runs_root, site=site)
     raise typer.Exit(code)
 
 

@@ -23,9 +23,9 @@ def drain(
     pawl drain demo
     pawl drain demo --timeout 600
     """
-    from orchestrator.cli import asking
+    from orchestrator.cli.actions import request as action
 
-    raise typer.Exit(asking.ask(run, "drain", timeout_s=timeout, runs_root=runs_root, site=site))
+    raise typer.Exit(action.ask(run, "drain", timeout_s=timeout, runs_root=runs_root, site=site))
 
 
 def cancel(
@@ -38,9 +38,9 @@ def cancel(
     \b
     pawl cancel demo
     """
-    from orchestrator.cli import asking
+    from orchestrator.cli.actions import request as action
 
-    raise typer.Exit(asking.ask(run, "cancel", timeout_s=timeout, runs_root=runs_root, site=site))
+    raise typer.Exit(action.ask(run, "cancel", timeout_s=timeout, runs_root=runs_root, site=site))
 
 
 def save_now(
@@ -51,9 +51,9 @@ def save_now(
     \b
     pawl save-now demo
     """
-    from orchestrator.cli import asking
+    from orchestrator.cli.actions import request as action
 
-    raise typer.Exit(asking.ask(run, "save-now", timeout_s=timeout, runs_root=runs_root, site=site))
+    raise typer.Exit(action.ask(run, "save-now", timeout_s=timeout, runs_root=runs_root, site=site))
 
 
 def export(
@@ -69,9 +69,9 @@ def export(
     pawl export demo --out exported
     pawl export demo --step 4000 --out exported-4000
     """
-    from orchestrator.cli import asking
+    from orchestrator.cli.actions import request as action
 
-    raise typer.Exit(asking.export_run(run, out=out, step=step, runs_root=runs_root, site=site))
+    raise typer.Exit(action.export_run(run, out=out, step=step, runs_root=runs_root, site=site))
 
 
 def data() -> None:
