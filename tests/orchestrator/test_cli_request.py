@@ -9,7 +9,7 @@ from pathlib import Path
 import launch_cases as cases
 import pytest
 
-from orchestrator.cli.actions import request
+from orchestrator.cli.actions import request as action
 from orchestrator.cli.app import run
 from orchestrator.state.codec import dumps
 from orchestrator.state.epochs import Epoch
@@ -150,7 +150,7 @@ def converted(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> list[list[str
         calls.append(argv)
         return 0
 
-    monkeypatch.setattr(request, "pass_to_trainer", convert)
+    monkeypatch.setattr(action, "pass_to_trainer", convert)
     return calls
 
 
