@@ -5,7 +5,6 @@ boxes that intersect what it stores, and exact cover is asserted. If anything is
 CheckpointInvalid with the same file named: the orchestrator, not the trainer, chooses what to load instead.
 """
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,10 @@ from trainer.checkpoint.reader import BoxReader, Checkpoint, cells, check_file, 
 from trainer.checkpoint.shards import RankShards, shards_of
 from trainer.checkpoint.state import RunState
 from trainer.checkpoint.together import together
-from trainer.checkpoint.verify import choose_newest
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainer.engine import Engine
-
-LOG = logging.getLogger(__name__)
 
 
 def load_checkpoint(path: Path, engine: "Engine") -> RunState:
@@ -87,11 +83,3 @@ def fill(checkpoint: Checkpoint, shards: RankShards) -> None:
                 for part, values in reader.parts(piece.name, state, piece.box):
                     # A copy, because a tensor over a read-only map is undefined behaviour to torch.
                     target[cells(part)].copy_(torch.from_numpy(np.array(values)))
-
-
-def newest_valid(directory: Path) -> str | None:
-    """Name of the newest checkpoint that verifies, None where there is none; what is passed over is logged with why."""
-    choice = choose_newest(directory)
-    for rejected in choice.rejected:
-        LOG.warning("not used: %s", rejected.reason)
-    return None if choice.path is None else choice.path.name

@@ -151,14 +151,14 @@ class Tokens(Section):
 
 
 class Dataset(Section):
-    """Folders of token shards, and how often each is drawn (missing: by equal weights)."""
+    """Folders of token shards, and how often each is drawn (missing: as their samples are)."""
 
     dataset_folder: Annotated[list[str], Field(min_length=1)]
     dataset_weights: list[float] | None = None
 
 
 class Validation(Section):
-    """A fixed held-out set: the first `num_samples` samples of these folders."""
+    """A fixed held-out set: `num_samples` samples spread evenly over these folders."""
 
     dataset_folder: Annotated[list[str], Field(min_length=1)]
     num_samples: Positive = 64
