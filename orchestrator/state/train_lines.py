@@ -76,6 +76,13 @@ def merge_steps(lines: Iterable[StepLine]) -> MergedSteps:
     )
 
 
+def last_written_step(lines: Iterable[str]) -> int | None:
+    """The step of the last whole line, None when there is none. `lines`: the end of a train.jsonl, first may be cut."""
+    whole, _ = _records("".join(f"{line}\n" for line in lines))
+    steps = [step for record in whole if isinstance(step := record.get("step"), int)]
+    return steps[-1] if steps else None
+
+
 def parse_step_lines(text: str, *, epoch: Epoch) -> tuple[tuple[StepLine, ...], int]:
     """(lines, number of lines that cannot be read). `epoch` is the directory's, used where a line names none.
 

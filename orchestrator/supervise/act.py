@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from orchestrator.agent.evidence import last_lines
 from orchestrator.agent.messages import Control, Quit
 from orchestrator.agent.plan import AttemptPlan
 from orchestrator.decide.decision import Action, Decision, incident_data
@@ -25,6 +26,7 @@ from orchestrator.state.ledger import Ledger, read_all
 from orchestrator.state.records import Verb
 from orchestrator.state.requests import acknowledge
 from orchestrator.state.rundir import RunPaths
+from orchestrator.state.train_lines import last_written_step
 from orchestrator.supervise.edge import Edge
 from orchestrator.supervise.hub import Hub
 from orchestrator.supervise.keep import Keeper
@@ -209,8 +211,8 @@ class Actor:
             self.record("decision", decision.ledger_data())
             return None
         detected_at, detected_unix = time.monotonic(), time.time()
-        reached = self._nodes.step
         found = end_cycle(self._nodes, self._hub, self._edge, evidence=evidence, pump=self._pump)
+        reached = self._reached()
         if decision.fault is not None:
             self._incident(decision, found, detected_at=detected_at, detected_unix=detected_unix, reached=reached)
         self.record("decision", decision.ledger_data())
@@ -220,6 +222,12 @@ class Actor:
         self._times = None
         self._look.enter(Stage.IDLE)
         return found
+
+    def _reached(self) -> int | None:
+        """The last step that was completed: as beats told, or one more that only its line in train.jsonl tells of."""
+        path = self._paths.train_log(self._epoch.attempt, self._epoch.cycle)
+        known = [s for s in (self._nodes.step, last_written_step(last_lines(path))) if s is not None]
+        return max(known, default=None)
 
     def _incident(
         self, decision: Decision, found: Teardown, *, detected_at: float, detected_unix: float, reached: int | None

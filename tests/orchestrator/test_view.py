@@ -12,7 +12,13 @@ from run_factory import T0, Story, clean, crash_loop, rough
 from orchestrator.agent.record import NodeRecord, RankPlace, write_record
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.rundir import RunPaths
-from orchestrator.state.train_lines import StepLine, merge_steps, parse_step_lines, parse_validation_lines
+from orchestrator.state.train_lines import (
+    StepLine,
+    last_written_step,
+    merge_steps,
+    parse_step_lines,
+    parse_validation_lines,
+)
 from orchestrator.views.read import read_run
 from orchestrator.views.records import RunState, RunView
 from orchestrator.views.run_view import RunInputs, build_view, run_steps, run_view, to_json
@@ -234,3 +240,17 @@ def test_any_prefix_of_a_ledger_has_a_view(count: int) -> None:
     story = rough()
     view = view_of(story, events=tuple(story.events[:count]))
     assert json.dumps(to_json(view), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "step"),
+    [
+        ((), None),
+        (('"loss": 1}', '{"step": 7, "unix": 1.0}', '{"step": 8, "unix": 2.0}'), 8),
+        (('{"step": 7, "unix": 1.0}', '{"step": 8, "un'), 7),
+        (('{"unix": 1.0}', "null", "\x00"), None),
+    ],
+    ids=["nothing", "cut first line", "torn last line", "no step"],
+)
+def test_the_last_written_step_is_that_of_the_last_whole_line(lines: tuple[str, ...], step: int | None) -> None:
+    assert last_written_step(lines) == step
