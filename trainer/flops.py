@@ -96,8 +96,8 @@ GPUS: tuple[Gpu, ...] = (
     _gpu("L40S", r"l40s", 48, 362.0, 91.6, 1.4),  # NVIDIA L40S data sheet
     _gpu("L40", r"l40\b", 48, 181.0, 90.5, 1.4),  # NVIDIA L40 data sheet
     _gpu("L4", r"l4\b", 24, 121.0, 30.3, 0.5),  # NVIDIA L4 data sheet
-    _gpu("RTX 4090", r"4090", 24, 165.2, 82.6, 1.3),  # NVIDIA Ada architecture paper, appendix A
-    _gpu("RTX 3090", r"3090", 24, 71.0, 35.6, 0.6),  # NVIDIA GA102 architecture paper, appendix A
+    _gpu("RTX 4090", r"(?:rtx ?)?4090", 24, 165.2, 82.6, 1.3),  # NVIDIA Ada architecture paper, appendix A
+    _gpu("RTX 3090", r"(?:rtx ?)?3090", 24, 71.0, 35.6, 0.6),  # NVIDIA GA102 architecture paper, appendix A
     _gpu("V100 32GB", r"v100.*32", 32, None, 15.7, 7.8),  # NVIDIA V100 data sheet; no bf16
     _gpu("V100", r"v100", 16, None, 15.7, 7.8),  # NVIDIA V100 data sheet; no bf16
     _gpu("MI355X", r"mi355", 288, 2500.0, 157.3, 78.6),  # AMD Instinct MI355X data sheet

@@ -153,6 +153,8 @@ def _note_invalid(
         head = loc[0] if loc else ""
         bad.add(head)
         where = ".".join(part for part in (path, *loc) if part)
+        if item["type"] == "default_factory_not_called":
+            continue  # a default that follows another key, and that key's own mistake is said already
         if item["type"] == "missing":
             if head not in misspelt:
                 into.add(node, where, "this key is missing", None)

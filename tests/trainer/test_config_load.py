@@ -95,6 +95,14 @@ def test_a_wrong_file_says_one_thing_only(tmp_path: Path) -> None:
     assert "cannot be read" in missing.message
 
 
+def test_defaults_that_follow_a_wrong_key_are_no_mistakes_of_their_own(tmp_path: Path) -> None:
+    """head_dim and num_key_value_heads follow from other keys; only the other key is wrong."""
+    lines = [line for line in TINY.read_text().splitlines() if "num_key_value_heads" not in line]
+    path = tmp_path / "run.yaml"
+    path.write_text("\n".join(lines).replace("intermediate_size:", "intermediate_sizes:"))
+    assert [key for _, _, key in errors(load(path))] == ["model.model_config.intermediate_sizes"]
+
+
 def test_sections_that_are_missing_are_named(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("general:\n  project: p\n  run: r\n")

@@ -115,6 +115,8 @@ def test_conventions_are_ordered_and_far_apart_on_long_sequences() -> None:
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA L4", "L4"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("rtx4090", "RTX 4090"),
+        ("geforce_rtx_3090", "RTX 3090"),
         ("AMD Instinct MI300X", "MI300X"),
         ("h100", "H100"),
         ("nvidia_h100_80gb_hbm3", "H100"),
