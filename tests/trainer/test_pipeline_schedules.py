@@ -82,6 +82,21 @@ def test_messages_out_of_order_and_crossed_sends_are_refused() -> None:
         check_rendezvous(crossed, chain(2))
 
 
+def test_a_receive_that_holds_up_the_send_its_message_waits_for_is_refused() -> None:
+    """Messages of a group run one by one on NCCL: 1RECV_F1, posted early, would hold up 1SEND_B0 for ever."""
+    there = ((Op.F, None), (Op.SEND_F, 1), (Op.RECV_B, 1), (Op.B, None))
+    back = ((Op.RECV_F, 0), (Op.F, None), (Op.B, None), (Op.SEND_B, 0))
+    good = tuple(
+        tuple(Action(op, rank, i, peer) for i in range(2) for op, peer in ops) for rank, ops in enumerate((there, back))
+    )
+    check_rendezvous(good, chain(2))
+    early = list(good[1])
+    early.insert(1, early.pop(4))
+    check_fifo((good[0], tuple(early)))
+    with pytest.raises(ValueError, match="deadlocks: rank 0 at 0RECV_B0←1, rank 1 at 1RECV_F1←0"):
+        check_rendezvous((good[0], tuple(early)), chain(2))
+
+
 def test_unknown_names_and_sizes() -> None:
     with pytest.raises(ValueError, match="unknown schedule 'zb'; known: 1f1b, afab"):
         make_schedule("zb", p=2, m=2)

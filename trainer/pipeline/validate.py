@@ -3,7 +3,8 @@
 - each F (and B) of every stage and micro-batch exactly once, on its own rank;
 - dependencies can be met in the listed order;
 - per ordered pair of ranks, messages are sent and received in one order (FIFO);
-- no deadlock under rendezvous: a send that blocks until its receive is posted (stricter than NCCL and gloo).
+- no deadlock under rendezvous: each rank does its messages one by one, and both ends of one wait for each other. NCCL
+  is like that: the messages of a group run in the order of their calls, a receive holding up the sends behind it.
 """
 
 from collections import Counter
@@ -14,6 +15,7 @@ from trainer.pipeline.schedule import Action, Op, Schedule
 
 _COMPUTE = (Op.F, Op.B)
 _RECEIVE_OF = {Op.SEND_F: Op.RECV_F, Op.SEND_B: Op.RECV_B}
+_OTHER_END = {**_RECEIVE_OF, **{receive: send for send, receive in _RECEIVE_OF.items()}}
 
 
 def validate(schedule: Schedule, links: Links, *, m: int) -> Schedule:
@@ -56,27 +58,25 @@ def check_fifo(lowered: Schedule) -> None:
 
 
 def check_rendezvous(lowered: Schedule, links: Links) -> None:
-    """Play the lists: receives are posted and go on; a send waits for its receive; a computation for its inputs."""
+    """Play the lists: a send and its receive pass together or not at all; a computation waits for its inputs."""
     at = [0] * len(lowered)
-    posted: set[Action] = set()
     done: set[Action] = set()
 
-    def can_pass(action: Action) -> bool:
-        if action.op in _COMPUTE:
-            return all(need in done for need in needs(action, links))
-        if action.op in _RECEIVE_OF:
-            assert action.peer is not None
-            return Action(_RECEIVE_OF[action.op], action.peer, action.micro_batch, action.stage) in posted
-        return True
+    def passing(action: Action) -> tuple[int, ...]:
+        """The ranks that get past their current action, of which `action` is one."""
+        if action.peer is None:
+            return (action.stage,) if all(need in done for need in needs(action, links)) else ()
+        other_end = Action(_OTHER_END[action.op], action.peer, action.micro_batch, action.stage)
+        return (action.stage, action.peer) if lowered[action.peer][at[action.peer] :][:1] == (other_end,) else ()
 
     moved = True
     while moved:
         moved = False
         for rank, actions in enumerate(lowered):
-            while at[rank] < len(actions) and can_pass(actions[at[rank]]):
-                action = actions[at[rank]]
-                (done if action.op in _COMPUTE else posted).add(action)
-                at[rank] += 1
+            while at[rank] < len(actions) and (ranks := passing(actions[at[rank]])):
+                done.add(actions[at[rank]])
+                for passed in ranks:
+                    at[passed] += 1
                 moved = True
     if any(k < len(actions) for k, actions in zip(at, lowered, strict=True)):
         raise ValueError(stuck_message(lowered, at))

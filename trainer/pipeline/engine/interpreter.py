@@ -1,11 +1,13 @@
 """The interpreter: carries out one rank's list of actions, and knows nothing about schedules or models.
 
 F runs the stage's blocks and keeps what backward needs; B runs autograd from the outputs' gradients; the rest moves
-tensors. Receives are posted at their place in the list and waited for where their data is used; sends are waited for
-at the end, their tensors kept alive until then. Gradients of an output with several consumers are added in the order
-of the consuming stages.
+tensors. Receives are posted at their place in the list and waited for where their data is used. A send is waited for
+when as many later ones have begun as there are stages, the rest at the end: what was sent does not pile up over the
+micro-batches, and a validated schedule could even wait for each send at once. Gradients of an output with several
+consumers are added in the order of the consuming stages.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,9 +52,10 @@ class Interpreter:
         """
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         alive = [_MicroBatch() for _ in fields]
-        sending: list[tuple[Handles, list[torch.Tensor]]] = []
+        last = {action.micro_batch: index for index, action in enumerate(actions)}
+        sending: deque[tuple[Handles, list[torch.Tensor]]] = deque()
         with torch.set_grad_enabled(is_training):
-            for action in actions:
+            for index, action in enumerate(actions):
                 state = alive[action.micro_batch]
                 match action.op:
                     case Op.F:
@@ -61,8 +64,12 @@ class Interpreter:
                         self._backward(state)
                     case Op.SEND_F | Op.SEND_B:
                         sending.append(self._send(action, state))
+                        if len(sending) > self.pp.size:
+                            wait(sending.popleft()[0])
                     case Op.RECV_F | Op.RECV_B:
                         self._receive(action, state, is_training=is_training)
+                if index == last[action.micro_batch]:
+                    alive[action.micro_batch] = _MicroBatch()
         for handles, _ in sending:
             wait(handles)
         return loss
