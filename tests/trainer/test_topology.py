@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import ConfigError
+from trainer.mesh import context as context_module
 from trainer.mesh.cli import render
 from trainer.mesh.context import ParallelContext, check_world_size, init_process_group
 from trainer.mesh.topology import Axis, Coord, Topology
@@ -55,6 +57,28 @@ def test_wrong_world_size_names_all_numbers_before_any_connection() -> None:
         init_process_group(Topology(dp=2), prefix="x", timeout_s=1, env=env)
     with pytest.raises(ConfigError, match="1 ranks"):
         ParallelContext(Topology(dp=2))
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_launch_without_torchruns_variables_is_refused_before_any_connection(name: str) -> None:
+    env = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}
+    del env[name]
+    with pytest.raises(ConfigError, match=f"WORLD_SIZE is 2, but {name} is not set.*torchrun"):
+        init_process_group(Topology(dp=2), prefix="x", timeout_s=1.0, env=env)
+
+
+def test_the_process_group_meets_under_the_launchs_own_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytorch#135712: torchrun's store outlives a restart, and the keys of the dead group are still in it."""
+    shared, joined = torch.distributed.HashStore(), []
+    monkeypatch.setattr(context_module, "TCPStore", lambda *_, **__: shared)
+    monkeypatch.setattr(context_module, "pick_device", lambda local_rank: torch.device("cpu"))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **named: joined.append((args, named)))
+    env = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}
+    init_process_group(Topology(dp=2), prefix="pawl/a0001g01c0002", timeout_s=1.0, env=env)
+    (((backend,), named),) = joined
+    assert (backend, named["rank"], named["world_size"]) == ("gloo", 1, 2)
+    named["store"].set("key", "value")
+    assert shared.get("pawl/a0001g01c0002/key") == b"value"
 
 
 def test_neighbours_are_global_ranks_or_none() -> None:

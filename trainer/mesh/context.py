@@ -38,14 +38,20 @@ def init_process_group(
     """Join the world that torchrun's environment describes; a world of one joins nothing.
 
     `prefix` must be new for each launch: torchrun keeps one store over restarts, and ranks that find keys of a dead
-    generation dial dead addresses and hang (pytorch issue 135712). Raises ConfigError on a wrong world size before any
-    connection, so every rank says it at once.
+    generation dial dead addresses and hang (pytorch issue 135712). Raises ConfigError on a wrong world size or a
+    missing variable before any connection, so every rank says it at once.
     """
     env = os.environ if env is None else env
     world_size, rank = int(env.get("WORLD_SIZE", "1")), int(env.get("RANK", "0"))
     check_world_size(topology, world_size)
     if world_size == 1:
         return
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in env]
+    if missing:
+        raise ConfigError(
+            f"WORLD_SIZE is {world_size}, but {', '.join(missing)} is not set: ranks cannot find each other. Start "
+            "them with torchrun, which sets all of these."
+        )
     timeout = timedelta(seconds=timeout_s)
     store = TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False, timeout=timeout)
     dist.init_process_group(
