@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from trainer.checkpoint.naming import CheckpointName, partial_name
-from trainer.checkpoint.plan import STATES, held_boxes, view
+from trainer.checkpoint.plan import held_boxes, view
 from trainer.checkpoint.save import Facts, begin, commit, write_rank
 from trainer.checkpoint.shards import RankShards
 from trainer.checkpoint.state import RunState
 from trainer.mesh.topology import Topology
-from trainer.optim.layout import plan_rank_layout
+from trainer.optim.layout import STATES, plan_rank_layout
 from trainer.spec import Init, InitKind, ParamSpec
 
 VOCAB, HIDDEN, FFN, LAYERS = 13, 8, 12, 3

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from trainer.beat import Word
 from trainer.comm import all_reduce
 from trainer.device import precision
 from trainer.init import draw_box
 from trainer.layers.factory import LayerFactory
 from trainer.layers.tied import TiedParameter
-from trainer.layers.vocab import IGNORE
 from trainer.mesh.context import ParallelContext
 from trainer.models.llama import Llama
 from trainer.optim.adamw import AdamW
@@ -37,9 +37,6 @@ from trainer.spec import ParamSpec, local_box, local_shape, param_specs, specs_o
 if TYPE_CHECKING:
     from trainer.config.model import Config
     from trainer.data.batch import StepBatch
-
-# Control words of the shared-memory header; ranks agree on the largest that any of them saw.
-SAVE, DRAIN = 1, 2
 
 # As torch.nn.utils.clip_grad_norm_, so that a clipped step is the reference's step.
 _CLIP_EPS = 1e-6
@@ -218,16 +215,17 @@ class Engine:
 
     def _count_valid(self, batch: "StepBatch") -> int:
         """Valid labels of the global batch. Comm: 1 all-reduce (dp)."""
-        count = (batch.labels_MBT != IGNORE).sum().to(self.ctx.device)
+        count = torch.tensor(batch.num_valid, device=self.ctx.device)
         return int(all_reduce(count, self.ctx.dp).item())
 
     def _reduce_totals(self, square: torch.Tensor, loss: torch.Tensor, control_word: int) -> _Totals:
         """Sum norm² and loss over the world; votes are counts per word, so that their MAX survives a SUM."""
-        votes = [float(control_word == word) for word in (SAVE, DRAIN)]
+        votes = [float(control_word == word) for word in (Word.SAVE, Word.DRAIN)]
         local = torch.tensor(votes, dtype=torch.float64, device=self.ctx.device)
         sums = torch.cat((torch.stack((square, self._only_once(loss))), local))
         square_sum, loss_sum, saves, drains = all_reduce(sums, self.ctx.world).tolist()
-        return _Totals(square=square_sum, loss=loss_sum, control_word=DRAIN if drains else SAVE if saves else 0)
+        word = Word.DRAIN if drains else Word.SAVE if saves else Word.NONE
+        return _Totals(square=square_sum, loss=loss_sum, control_word=word)
 
     @property
     def _is_loss_rank(self) -> bool:

@@ -1,5 +1,6 @@
 """A damaged, half-written or forged checkpoint never loads, the file is named, and the one before is found."""
 
+import json
 import os
 import pickle
 import signal
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 from checkpoint_world import facts, filled_rank, flip_byte, make_specs, save_world
 
+from trainer.checkpoint import save as save_module
 from trainer.checkpoint.naming import CheckpointName, parse_epoch, parse_name, partial_name
 from trainer.checkpoint.save import begin, commit, write_rank
+from trainer.checkpoint.tensorfile import write_tensors
 from trainer.checkpoint.together import SaveFailed
 from trainer.checkpoint.verify import choose_newest, problems
 from trainer.errors import CheckpointInvalid
@@ -69,6 +72,16 @@ def test_any_damage_to_any_file_is_found_named_and_falls_back_to_the_one_before(
     assert choice.path == older
     assert [(rejected.name, rejected.bad_file) for rejected in choice.rejected] == [(newest.name, newest / name)]
     assert not (newest / "executed").exists()
+
+
+@pytest.mark.parametrize("field", ["step", "consumed_samples", "adam_t"])
+def test_a_changed_digit_of_the_run_state_is_found_though_the_manifest_parses(field, tmp_path):
+    path = save_world(tmp_path, SPECS, MESH) / "manifest.json"
+    record = json.loads(path.read_text())
+    record["state"][field] += 1
+    path.write_text(json.dumps(record))
+    (found,) = problems(path.parent)
+    assert found.bad_file == path and "do not match its own xxh3 digest" in str(found)
 
 
 def test_half_written_and_stray_entries_are_reported_and_never_chosen(tmp_path):
@@ -137,6 +150,45 @@ def test_a_file_that_shrank_before_the_commit_stops_it(tmp_path):
     with pytest.raises(OSError, match="rank-00001"):
         commit(partial, final, ranks[0], facts(name), files)
     assert newest_valid(tmp_path) is None
+
+
+def test_a_disk_that_returns_other_bytes_than_it_took_is_noticed_before_the_commit(tmp_path, monkeypatch):
+    def lossy(path, *args, **kwargs):
+        written = write_tensors(path, *args, **kwargs)
+        flip_last(path)
+        return written
+
+    monkeypatch.setattr(save_module, "write_tensors", lossy)
+    with pytest.raises(OSError, match=r"rank-00000.safetensors: what is read back is not what was written"):
+        save_world(tmp_path, SPECS, MESH)
+    assert newest_valid(tmp_path) is None
+
+
+def test_everything_is_durable_before_the_name_that_counts(tmp_path, monkeypatch):
+    """fsync and rename in the order they happened: data, then the folder, then the manifest, then the folder's name."""
+    done, fsync, replace, rename = [], os.fsync, Path.replace, Path.rename
+
+    def noted_fsync(descriptor):
+        done.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    def noted_replace(source, target):
+        done[-1] = ("sync", target.name)  # what was synced under a temporary name
+        return replace(source, target)
+
+    def noted_rename(source, target):
+        done.append(("rename", source.name))
+        return rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    final = save_world(tmp_path, SPECS, MESH)
+    partial = partial_name(parse_name(final.name))
+    assert done[-2:] == [("rename", partial), ("sync", tmp_path.name)]
+    manifest = done.index(("sync", "manifest.json"))
+    assert done[manifest - 1] == ("sync", partial) == done[manifest + 1]
+    assert {name for _, name in done[: manifest - 1]} == {*FILES, partial} - {"manifest.json"}
 
 
 def test_kill_minus_9_at_any_point_of_a_save_leaves_the_previous_checkpoint(tmp_path):

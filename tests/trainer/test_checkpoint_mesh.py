@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from trainer.checkpoint.boxes import assert_exact_cover, whole
 from trainer.checkpoint.load import check_model, fill
-from trainer.checkpoint.plan import STATES, owned_boxes
+from trainer.checkpoint.plan import owned_boxes
 from trainer.checkpoint.reader import BoxReader, open_checkpoint
 from trainer.checkpoint.tensorfile import TensorFile
 from trainer.checkpoint.verify import problems
 from trainer.errors import ConfigError
 from trainer.mesh.topology import Topology
+from trainer.optim.layout import STATES
 
 MESHES = [Topology(dp=dp, pp=pp, tp=tp) for dp, pp, tp in product((1, 2), repeat=3)]
 LARGE = Topology(dp=3, pp=3, tp=4)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from engine_world import solo_engine, tiny_batch, tiny_config
 
-from trainer.engine import DRAIN, SAVE, Engine
+from trainer.beat import Word
+from trainer.engine import Engine
 from trainer.errors import ConfigError
 from trainer.mesh.context import ParallelContext
 from trainer.mesh.topology import Topology
@@ -62,9 +63,9 @@ def test_no_valid_label_skips_the_step_and_says_so() -> None:
     engine = solo_engine(tiny_config())
     before = snapshot(engine)
     batch = tiny_batch()
-    result = step(engine, replace(batch, labels_MBT=torch.full_like(batch.labels_MBT, -100)), word=SAVE)
+    result = step(engine, replace(batch, labels_MBT=torch.full_like(batch.labels_MBT, -100)), word=Word.SAVE)
     assert result.num_valid == 0 and result.skipped == "no valid label in the global batch" and result.finite
-    assert result.control_word == SAVE and same(before, snapshot(engine))
+    assert result.control_word is Word.SAVE and same(before, snapshot(engine))
 
 
 def test_a_nan_weight_stops_the_update() -> None:
@@ -75,6 +76,14 @@ def test_a_nan_weight_stops_the_update() -> None:
     assert not result.finite and result.skipped is not None and "not finite" in result.skipped
     assert all(torch.equal(a, b) or a.isnan().any() for a, b in zip(before, snapshot(engine), strict=True))
     assert not any(s.exp_avg.any() for s in engine.optimizer.storages)
+
+
+def test_a_loss_that_is_not_finite_stops_the_update_though_gradients_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = solo_engine(tiny_config())
+    before, backward = snapshot(engine), engine.backward
+    monkeypatch.setattr(engine, "backward", lambda *args, **named: backward(*args, **named) + math.inf)
+    result = step(engine, tiny_batch())
+    assert not result.finite and math.isfinite(result.grad_norm) and same(before, snapshot(engine))
 
 
 def test_every_real_element_moves_and_gaps_stay_zero() -> None:
@@ -127,7 +136,7 @@ def test_a_gradient_that_left_its_bucket_is_noticed() -> None:
 
 def test_control_word_and_sync_after_a_load() -> None:
     engine = solo_engine(tiny_config(dtype="bfloat16"))
-    assert step(engine, tiny_batch(), word=DRAIN).control_word == DRAIN
+    assert step(engine, tiny_batch(), word=Word.DRAIN).control_word is Word.DRAIN
     for (state, _), shard in engine.state_shards().items():
         if state == "master":
             shard.fill_(0.5)

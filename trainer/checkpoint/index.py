@@ -11,9 +11,9 @@ from typing import Any
 
 from trainer.checkpoint.boxes import Box, assert_exact_cover, whole
 from trainer.checkpoint.naming import rank_file
-from trainer.checkpoint.plan import STATES, owned_boxes
+from trainer.checkpoint.plan import owned_boxes
 from trainer.mesh.topology import Topology
-from trainer.optim.layout import Layout
+from trainer.optim.layout import STATES, Layout
 from trainer.spec import ParamSpec
 
 SCHEMA_VERSION = 1

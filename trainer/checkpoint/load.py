@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trainer.checkpoint.plan import STATES, held_boxes, view
+from trainer.checkpoint.plan import held_boxes, view
 from trainer.checkpoint.reader import BoxReader, Checkpoint, cells, check_file, open_checkpoint
 from trainer.checkpoint.shards import RankShards, shards_of
 from trainer.checkpoint.state import RunState
 from trainer.checkpoint.together import together
 from trainer.errors import ConfigError
+from trainer.optim.layout import STATES
 
 if TYPE_CHECKING:
     from trainer.engine import Engine

@@ -12,7 +12,7 @@ every dp rank holds everything: so files of both stages cover the same boxes. Of
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -20,9 +20,6 @@ from trainer.checkpoint.boxes import Box, flat_range_boxes, intersect, shift
 from trainer.mesh.topology import Topology
 from trainer.optim.layout import Bucket, Layout, Slot
 from trainer.spec import ParamSpec, local_box
-
-STATES = ("master", "exp_avg", "exp_avg_sq")
-"""What is saved of each parameter. Compute-precision weights are a cast of the master and are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +66,11 @@ def held_boxes(
 ) -> tuple[Piece, ...]:
     """Every box the rank stores, copies included: what a load must fill. `specs`: all of the model."""
     at = topology.coord(rank)
+    by_name = {spec.name: spec for spec in specs}
     pieces: list[Piece] = []
     for bucket in layout.buckets:
         held = stored_range(bucket, dp_rank=at.dp, zero_stage=zero_stage)
-        pieces += _pieces(specs, bucket, topology, at.tp, wanted=held, base=held[0])
+        pieces += _pieces(by_name, bucket, topology, at.tp, wanted=held, base=held[0])
     return tuple(pieces)
 
 
@@ -83,25 +81,31 @@ def owned_boxes(
     at = topology.coord(rank)
     if at.cp != 0:
         return ()
-    writes = {spec.name for spec in specs if spec.stages[0] == at.pp and (spec.shard_dim is not None or at.tp == 0)}
+    writes = {
+        spec.name: spec for spec in specs if spec.stages[0] == at.pp and (spec.shard_dim is not None or at.tp == 0)
+    }
     pieces: list[Piece] = []
     for bucket in layout.buckets:
         share = at.dp * bucket.shard_numel, (at.dp + 1) * bucket.shard_numel
         base, _ = stored_range(bucket, dp_rank=at.dp, zero_stage=zero_stage)
-        pieces += [
-            piece for piece in _pieces(specs, bucket, topology, at.tp, wanted=share, base=base) if piece.name in writes
-        ]
+        pieces += _pieces(writes, bucket, topology, at.tp, wanted=share, base=base)
     return tuple(sorted(pieces, key=lambda piece: (piece.name, piece.box.offset)))
 
 
 def _pieces(
-    specs: Sequence[ParamSpec], bucket: Bucket, topology: Topology, tp_rank: int, *, wanted: tuple[int, int], base: int
+    specs: Mapping[str, ParamSpec],
+    bucket: Bucket,
+    topology: Topology,
+    tp_rank: int,
+    *,
+    wanted: tuple[int, int],
+    base: int,
 ) -> Iterator[Piece]:
-    by_name = {spec.name: spec for spec in specs}
+    """The boxes of elements `wanted` of a bucket that belong to one of `specs`."""
     for slot in bucket.slots:
         start, stop = max(slot.start, wanted[0]), min(slot.stop, wanted[1])
-        if start < stop:
-            yield from _slot_pieces(by_name[slot.name], slot, bucket.index, topology, tp_rank, start, stop, base)
+        if slot.name in specs and start < stop:
+            yield from _slot_pieces(specs[slot.name], slot, bucket.index, topology, tp_rank, start, stop, base)
 
 
 def _slot_pieces(

@@ -3,8 +3,8 @@
     rank 0     makes .step-….partial (refuses if the name is taken)
     each rank  writes its boxes to a file of its own, syncs it, reads it back           no communication
     all        report size and digest to each other
-    rank 0     checks the sizes it sees, writes index.json and config.yaml, then manifest.json, syncs the folder,
-               renames it to step-…, syncs the parent
+    rank 0     checks the sizes it sees, writes index.json and config.yaml, then manifest.json, each synced with the
+               folder, renames it to step-…, syncs the parent
 
 A kill at any instant leaves either a complete checkpoint or a `.partial` folder that no reader looks at. Nothing is
 ever overwritten. After a failure that all ranks survive (no space), rank 0 removes the partial folder it made.
@@ -35,7 +35,7 @@ from trainer.checkpoint.naming import (
     partial_name,
     rank_file,
 )
-from trainer.checkpoint.plan import STATES, Piece, owned_boxes, view
+from trainer.checkpoint.plan import Piece, owned_boxes, view
 from trainer.checkpoint.shards import RankShards, shards_of
 from trainer.checkpoint.state import RunState
 from trainer.checkpoint.tensorfile import write_tensors
@@ -44,6 +44,7 @@ from trainer.data.format import file_xxh3
 from trainer.data.tokenizer import TOKENIZER_JSON, tokenizer_sha256
 from trainer.errors import TrainerError
 from trainer.fsio import fsync_directory, write_atomic
+from trainer.optim.layout import STATES
 
 if TYPE_CHECKING:
     from trainer.engine import Engine
@@ -192,7 +193,7 @@ def commit(
         torch_version=torch.__version__,
         created_unix=time.time(),
     )
-    fsync_directory(partial)
+    # Each write syncs the folder too: the names of all files are durable before the manifest says that they exist.
     size = _write_text(partial / MANIFEST, json.dumps(manifest.to_json(), indent=2)).bytes
     if before_commit is not None:
         before_commit()

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer.comm import Group, all_reduce, all_reduce_max
+from trainer.data.batch import IGNORE_LABEL
 from trainer.device import statistics_dtype
 from trainer.layers.collectives import copy_to_tp, reduce_from_tp
-
-IGNORE = -100
 
 # Logits alive at once, in elements: small enough for a CPU's cache hierarchy, large enough for an accelerator's GEMM.
 CHUNK_NUMEL = {"cpu": 1 << 22}
@@ -165,7 +164,7 @@ def _losses(
     picked = logits_NV.gather(1, target.unsqueeze(1)).squeeze(1) * here if vocab.valid else torch.zeros_like(peak)
     logits_NV.exp_()
     sums = all_reduce(torch.stack((logits_NV.sum(dim=1), picked)), tp)
-    counted = labels_N != IGNORE
+    counted = labels_N != IGNORE_LABEL
     losses = torch.where(counted, sums[0].log() - sums[1], 0.0)
     factor = torch.where(counted, 1.0 / (sums[0] * num_valid), 0.0)
     return losses, factor, target, here

@@ -20,6 +20,9 @@ ALIGN = 64
 
 DEFAULT_BUCKET_NUMEL = 1 << 24
 
+STATES = ("master", "exp_avg", "exp_avg_sq")
+"""What the optimizer keeps of each parameter and a checkpoint saves; compute-dtype weights are a cast of master."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:

@@ -15,12 +15,10 @@ from trainer.device import Precision
 from trainer.errors import ConfigError
 from trainer.mesh.context import ParallelContext
 from trainer.optim.adamw import AdamW
-from trainer.optim.layout import Layout, Slot
+from trainer.optim.layout import STATES, Layout, Slot
 from trainer.optim.norm import owned_ranges, square_sum
 from trainer.optim.storage import BucketStorage, allocate
 from trainer.spec import ParamSpec
-
-STATES = ("master", "exp_avg", "exp_avg_sq")
 
 
 class FlatOptimizer:
