@@ -1,9 +1,12 @@
 """What rank 0 writes down: train.jsonl, validation.jsonl and the console. Other ranks keep none.
 
-Each line is flushed as it is written. A kill can tear the last one; readers leave a line without its newline out.
+Each line is flushed as it is written. A kill can tear the last one; readers leave a line without its newline out. The
+line of a step that is saved is synced: a node that dies takes its page cache along, and a step that a checkpoint covers
+is never trained again.
 """
 
 import json
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -37,6 +40,8 @@ class Journal:
             return
         self._train.write(to_json(line) + "\n")
         self._train.flush()
+        if line.save_s is not None:
+            os.fsync(self._train.fileno())
         if is_due(line.step, interval=self._print_interval, train_steps=train_steps):
             print(step_text(line, train_steps=train_steps), flush=True)
 

@@ -91,9 +91,10 @@ class LoopPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """One step taken: the state after it, and its numbers (`loss` None where nothing was trained)."""
+    """One step taken: the state after it, what it computed, and its numbers (`loss` None where nothing was trained)."""
 
     state: RunState
+    cost: StepCost
     loss: float | None
     grad_norm: float | None
     num_valid: int
@@ -163,6 +164,7 @@ class TrainLoop:
             # The batch is not even read: it may be the very thing that has to be skipped.
             return Taken(
                 state=advance(state, self.plan.cost, updated=False),
+                cost=self.plan.cost.if_trained(False),
                 loss=None,
                 grad_norm=None,
                 num_valid=0,
@@ -189,6 +191,7 @@ class TrainLoop:
         trained = result.skipped is None
         return Taken(
             state=advance(state, self.plan.cost, updated=trained),
+            cost=self.plan.cost.if_trained(trained),
             loss=result.loss if trained else None,
             grad_norm=result.grad_norm if trained else None,
             num_valid=result.num_valid,
@@ -249,13 +252,13 @@ class TrainLoop:
         stats.tokens_total += cost.tokens
         stats.samples_total += cost.samples
         stats.skipped_steps_total += taken.skipped is not None
-        stats.model_flops_total += cost.flops if taken.skipped is None else 0.0
+        stats.model_flops_total += taken.cost.flops
         stats.data_wait_seconds_total += taken.data_wait_s
         stats.observe_step_seconds(taken.seconds)
         stats.learning_rate = taken.lr
         if taken.loss is not None and taken.grad_norm is not None:
             stats.loss, stats.grad_norm = taken.loss, taken.grad_norm
-        rate = rates(cost, taken.seconds)
+        rate = rates(taken.cost, taken.seconds)
         stats.tokens_per_second = rate.tokens_per_s
         stats.mfu = math.nan if rate.mfu is None else rate.mfu
         stats.memory_allocated_bytes, stats.memory_peak_bytes = self._memory()
@@ -263,7 +266,7 @@ class TrainLoop:
 
     def line(self, taken: Taken, *, save_s: float | None) -> TrainLine:
         """The train.jsonl line of a step."""
-        rate = rates(self.plan.cost, taken.seconds)
+        rate = rates(taken.cost, taken.seconds)
         return TrainLine(
             step=taken.state.step,
             epoch=self.plan.epoch.text,
@@ -276,7 +279,7 @@ class TrainLoop:
             step_time_s=taken.seconds,
             data_wait_s=taken.data_wait_s,
             tokens_per_s=rate.tokens_per_s,
-            model_flops=self.plan.cost.flops if taken.skipped is None else 0.0,
+            model_flops=taken.cost.flops,
             mfu=rate.mfu,
             mfu_full_attn=rate.mfu_full_attn,
             mfu_megatron=rate.mfu_megatron,

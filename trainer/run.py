@@ -58,6 +58,7 @@ class TrainerProcess:
         self.launch = launch
         self.cycle: Cycle | None = None
         self.epoch = UNSUPERVISED
+        self.config_text = ""
         self.beats: BeatWriter | None = None
         self.checkpoint: str | None = None
 
@@ -122,6 +123,8 @@ class TrainerProcess:
                     f"{self.cycle.ranks_per_node} ranks per node), torchrun started {launch.world_size} (WORLD_SIZE)."
                 )
         config = load_config(launch.config_file)
+        # Read once: a checkpoint records what this run was started with, whatever becomes of the file meanwhile.
+        self.config_text = launch.config_file.read_text(encoding="utf-8")
         level = config.logging.log_level if launch.rank == 0 else config.logging.log_level_replica
         logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s")
         return config, self.beats, drain
@@ -192,7 +195,7 @@ class TrainerProcess:
             checkpoints_dir=self.launch.checkpoints_dir,
             epoch=self.epoch.text,
             run=config.general.run,
-            config_text=self.launch.config_file.read_text(encoding="utf-8"),
+            config_text=self.config_text,
             tokenizer=None if config.tokenizer is None else config.tokenizer.tokenizer_name_or_path,
             before_commit=before_commit,
         )

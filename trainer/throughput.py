@@ -5,7 +5,7 @@ numbers up to a fifth apart on long sequences; so each has its own name (trainer
 exact causal pairs (pawl's own), full attention (nanotron, torchtitan) and Megatron's formula.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,10 @@ class StepCost:
     flops_full_attn: float
     flops_megatron: float
     peak_flops_per_s: float | None
+
+    def if_trained(self, trained: bool) -> "StepCost":
+        """The cost itself, or that of a step passed over: its samples are drawn, nothing is computed."""
+        return self if trained else replace(self, tokens=0, flops=0.0, flops_full_attn=0.0, flops_megatron=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

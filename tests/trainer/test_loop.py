@@ -2,8 +2,9 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,36 @@ def test_a_drain_in_the_last_step_is_done(tmp_path: Path) -> None:
     end = world.run()
     assert not end.drained
     assert [state.step for state in world.saves] == [1]
+
+
+def test_a_step_passed_over_has_no_speed(tmp_path: Path) -> None:
+    world = Harness(tmp_path, train_steps=3)
+    world.plan = replace(world.plan, cost=replace(world.plan.cost, peak_flops_per_s=1e3))
+    world.run(RunState(skip_windows=((2, 2), (3, 3))))
+    trained, skipped, _ = world.lines()
+    assert trained["tokens_per_s"] > 0 and trained["mfu"] > 0
+    work = ("tokens_per_s", "model_flops", "mfu", "mfu_full_attn", "mfu_megatron")
+    assert [skipped[key] for key in work] == [0.0] * 5
+    assert (world.beats.stats.tokens_per_second, world.beats.stats.mfu) == (0.0, 0.0)
+
+
+def test_the_line_of_a_saved_step_is_durable_before_the_checkpoint_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that dies takes its page cache along; a step a checkpoint covers is never trained again."""
+    synced: list[int] = []
+    monkeypatch.setattr("trainer.journal.os.fsync", lambda fd: synced.append(os.fstat(fd).st_size))
+    world = Harness(tmp_path)
+
+    def save(state: RunState, before_commit: Callable[[], None]) -> Saved:
+        before_commit()
+        assert synced[-1] == (tmp_path / "train.jsonl").stat().st_size
+        assert world.lines()[-1]["step"] == state.step
+        return Saved(name="step")
+
+    monkeypatch.setattr(world, "save", save)
+    world.run()
+    assert len(synced) == 2, "only where a checkpoint is made: a sync costs more than a small step"
 
 
 def test_stats_count_what_was_done(tmp_path: Path) -> None:

@@ -123,6 +123,23 @@ def test_a_window_of_the_cycle_is_passed_over_and_remembered(tmp_path: Path) -> 
     assert manifest["state"]["adam_t"] == 4
 
 
+def test_a_checkpoint_records_the_config_the_run_was_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run_dir = tiny_run.make(tmp_path), tmp_path / "run"
+    started_with, trainer = config.read_text(), process(config, run_dir)
+    restore = trainer.restore
+
+    def edited_meanwhile(*args: Any) -> Any:
+        config.unlink()
+        return restore(*args)
+
+    monkeypatch.setattr(trainer, "restore", edited_meanwhile)
+    assert trainer.run() == 0
+    kept = [path.read_text() for path in (run_dir / "checkpoints").glob("*/config.yaml")]
+    assert kept == [started_with] * 2
+
+
 def test_save_now_saves_at_the_next_border_and_trains_on(tmp_path: Path) -> None:
     shm = tmp_path / "shm"
     header = bytearray(
