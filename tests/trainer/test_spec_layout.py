@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import ConfigError
-from trainer.init import draw_box
+from trainer.init import draw_box, tensor_key
 from trainer.mesh.topology import Topology
 from trainer.optim.layout import ALIGN, plan_layout, plan_rank_layout
 from trainer.optim.norm import owned_ranges
@@ -108,6 +108,16 @@ def test_initial_weights_do_not_depend_on_the_mesh(tp: int) -> None:
             box = local_box(spec, tp, rank)
             cut = tuple(slice(o, o + n) for o, n in zip(box.offset, box.size, strict=True))
             assert np.array_equal(draw_box(spec, box, seed=7), full[cut])
+
+
+def test_a_row_is_drawn_by_its_own_philox_key() -> None:
+    """What the module says, word for word: no release may draw another model from the same seed."""
+    spec = next(spec for spec in param_specs(tiny_config(), Topology()) if spec.name.endswith("up_proj.weight"))
+    values = draw_box(spec, Box((5, 3), (2, 20)), seed=9)
+    for row, drawn in zip((5, 6), values, strict=True):
+        generator = np.random.Generator(np.random.Philox(key=[tensor_key(9, spec.name), row]))
+        whole = generator.standard_normal(spec.shape[1], dtype=np.float32) * np.float32(spec.init.std)
+        assert np.array_equal(drawn, whole[3:23])
 
 
 def test_initial_statistics_and_independence() -> None:
