@@ -73,17 +73,22 @@ def train(
     eps: float,
     weight_decay: float,
     clip_grad: float,
+    lr_mult: Mapping[str, float] | None = None,
 ) -> Outcome:
-    """One AdamW step per batch (input_ids, labels, both [samples, T]; labels already shifted)."""
+    """One AdamW step per batch (input_ids, labels, both [samples, T]; labels already shifted).
+
+    lr_mult: factor on the rate of a parameter, 1 where it is not named.
+    """
     named = dict(model.named_parameters())
-    decay = [p for p in named.values() if p.dim() > 1]
-    rest = [p for p in named.values() if p.dim() == 1]
-    groups = [{"params": decay, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    groups = [
+        {"params": [p], "weight_decay": weight_decay if p.dim() > 1 else 0.0, "mult": (lr_mult or {}).get(name, 1.0)}
+        for name, p in named.items()
+    ]
     optimizer = torch.optim.AdamW(groups, lr=lr[0], betas=betas, eps=eps, foreach=False)
     losses, norms, gradients = [], [], {}
     for step, (ids, labels) in enumerate(batches):
         for group in optimizer.param_groups:
-            group["lr"] = lr[step]
+            group["lr"] = lr[step] * group["mult"]
         optimizer.zero_grad()
         logits = model(input_ids=ids).logits
         valid = int((labels != -100).sum())

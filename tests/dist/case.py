@@ -47,6 +47,7 @@ class Case:
     layers: int = 2
     heads: int = 4
     kv_heads: int = 2
+    use_mup: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -59,7 +60,7 @@ class Case:
 
     def __str__(self) -> str:
         tie = "tied" if self.tied else "untied"
-        extra = "" if self.dtype == "float64" else f"-{self.dtype}"
+        extra = ("" if self.dtype == "float64" else f"-{self.dtype}") + "-mup" * self.use_mup
         return f"dp{self.dp}-pp{self.pp}-tp{self.tp}-{tie}-zero{self.zero_stage}-{self.schedule}{extra}"
 
 
@@ -71,7 +72,7 @@ def make_config(case: Case) -> Config:
     return Config(
         general=General(project="test", run="equivalence", seed=7),
         parallelism=Parallelism(dp=case.dp, pp=case.pp, tp=case.tp, pp_engine=case.schedule),  # type: ignore[arg-type]
-        model=Model(model_config=shape, dtype=case.dtype, init_method=InitMethod(std=0.08)),  # type: ignore[arg-type]
+        model=Model(model_config=shape, dtype=case.dtype, init_method=InitMethod(std=0.08, use_mup=case.use_mup)),  # type: ignore[arg-type]
         optimizer=Optimizer(
             learning_rate_scheduler=LearningRateScheduler(learning_rate=LR[0]), weight_decay=DECAY, clip_grad=CLIP,
             zero_stage=case.zero_stage,

@@ -33,6 +33,7 @@ WIDE = [
     Case(tp=4, kv_heads=4, tied=False),
     Case(dp=8, tied=True, bucket_numel=1000),
     Case(pp=4, tp=2, tied=True, layers=4, schedule="afab"),
+    Case(dp=2, tp=2, tied=False, use_mup=True),
 ]
 
 
@@ -41,9 +42,9 @@ def specs_of(case: Case, topology: Topology | None = None) -> tuple[ParamSpec, .
 
 
 @cache
-def expected(tied: bool, layers: int, heads: int, kv_heads: int) -> tuple[reference.Outcome, float]:
+def expected(tied: bool, layers: int, heads: int, kv_heads: int, use_mup: bool) -> tuple[reference.Outcome, float]:
     """The reference run, and its Σ loss over the batch after the last step."""
-    case = Case(tied=tied, layers=layers, heads=heads, kv_heads=kv_heads)
+    case = Case(tied=tied, layers=layers, heads=heads, kv_heads=kv_heads, use_mup=use_mup)
     shape = make_config(case).model.model_config
     config = LlamaConfig(
         vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
@@ -55,15 +56,23 @@ def expected(tied: bool, layers: int, heads: int, kv_heads: int) -> tuple[refere
         for spec in specs_of(case)
     }
     model = reference.build(config, tensors, torch.float64)
+    if use_mup:
+        for layer in model.model.layers:
+            layer.self_attn.scaling = 1 / layer.self_attn.head_dim
     outcome = reference.train(
         model, [global_batch(i) for i in range(STEPS)], lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=DECAY,
-        clip_grad=CLIP,
+        clip_grad=CLIP, lr_mult={name: mup_factor(name, t.shape) for name, t in tensors.items()} if use_mup else None,
     )  # fmt: skip
     ids, labels = global_batch(STEPS)
     with torch.no_grad():
         logits = model(input_ids=ids).logits.flatten(0, 1)
     after = torch.nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
     return outcome, float(after)
+
+
+def mup_factor(name: str, shape: torch.Size) -> float:
+    """Spectral muP's factor on Adam's rate: base width / fan in for hidden matrices, 1 for all else."""
+    return 256 / shape[1] if name.endswith("proj.weight") else 1.0
 
 
 def assemble_gradients(case: Case, runs: list[RankRun]) -> dict[tuple[str, int], np.ndarray]:
@@ -117,7 +126,7 @@ def close(ours: object, theirs: object) -> float:
 
 def check(pool: Pool, case: Case) -> None:
     runs: list[RankRun] = pool.run(case.topology, run_case, case)
-    outcome, after = expected(case.tied, case.layers, case.heads, case.kv_heads)
+    outcome, after = expected(case.tied, case.layers, case.heads, case.kv_heads, case.use_mup)
     assert all(run.steps == runs[0].steps and run.validation == runs[0].validation for run in runs)
     assert close([s.loss for s in runs[0].steps], outcome.losses) < TOLERANCE
     assert close([s.grad_norm for s in runs[0].steps], outcome.grad_norms) < TOLERANCE

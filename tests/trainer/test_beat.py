@@ -1,10 +1,12 @@
 """Beats: what is in the bytes, that a reader never sees half of one, and what cannot be mapped."""
 
 import math
+import mmap
 import struct
 import threading
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +102,24 @@ def test_a_reader_never_takes_a_torn_beat_for_a_whole_one(shm: Path) -> None:
         stop.set()
         thread.join()
     assert whole > 100
+
+
+def test_seq_is_odd_while_a_record_is_being_written(shm: Path) -> None:
+    """The checksum is a second net: alone it would let 1 torn record in 2^32 pass."""
+    during: list[int] = []
+
+    class Watched(mmap.mmap):
+        def __setitem__(self, where: Any, value: Any) -> None:
+            during.append(struct.unpack_from("<Q", self, where.start - 8)[0])
+            super().__setitem__(where, value)
+
+    with shm.open("r+b") as file:
+        memory = Watched(file.fileno(), 0)
+    writer = BeatWriter(memory, local_rank=1, beat=open_beats(None, epoch=EPOCH, rank=7, local_rank=1)._beat)
+    writer.beat(Phase.STEP)
+    writer.publish_stats()
+    assert during == [1, 3, 1]
+    assert [struct.unpack_from("<Q", block(shm, 1), at)[0] for at in (0, 128)] == [4, 2]
 
 
 def test_control_word_is_read_and_an_unknown_one_is_none(shm: Path) -> None:

@@ -82,6 +82,13 @@ def test_each_epoch_holds_every_sample_once_in_another_order():
     assert sorted(seen[0, 0]) == list(range(50))
 
 
+def test_sources_of_one_size_are_shuffled_each_in_its_own_order():
+    drawn = mixture((50, 50), (0.5, 0.5))
+    draws = [drawn.sample(i) for i in range(100)]
+    first, second = ([draw.index for draw in draws if draw.source == source] for source in (0, 1))
+    assert sorted(first) == sorted(second) and sum(a == b for a, b in zip(first, second, strict=True)) < 10
+
+
 def test_weight_zero_is_never_drawn_and_may_be_empty():
     drawn = mixture((10, 0), (1, 0))
     assert {drawn.sample(i).source for i in range(100)} == {0}
