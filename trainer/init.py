@@ -28,7 +28,7 @@ def draw_box(spec: ParamSpec, box: Box, *, seed: int) -> npt.NDArray[np.float32]
     columns = spec.shape[1]
     cut = slice(box.offset[1], box.offset[1] + box.size[1])
     out = np.empty(box.size, dtype=np.float32)
-    # A fresh generator given another key is that key's generator, and costs half of making a new one for each row.
+    # A fresh generator given another key is that key's generator; one made anew for each row costs half as much again.
     philox = np.random.Philox(key=[key, 0])
     generator, fresh = np.random.Generator(philox), philox.state
     for index in range(box.size[0]):

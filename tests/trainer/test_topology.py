@@ -67,18 +67,26 @@ def test_a_launch_without_torchruns_variables_is_refused_before_any_connection(n
         init_process_group(Topology(dp=2), prefix="x", timeout_s=1.0, env=env)
 
 
-def test_the_process_group_meets_under_the_launchs_own_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rank", "keeps", "hosts"), [("0", "True", False), ("0", "False", True), ("1", "False", False)]
+)
+def test_the_process_group_meets_in_the_launchers_store_under_its_own_prefix(
+    rank: str, keeps: str, hosts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """pytorch#135712: torchrun's store outlives a restart, and the keys of the dead group are still in it."""
-    shared, joined = torch.distributed.HashStore(), []
-    monkeypatch.setattr(context_module, "TCPStore", lambda *_, **__: shared)
+    shared, asked, joined = torch.distributed.HashStore(), [], []
+    monkeypatch.setattr(context_module, "TCPStore", lambda *_, **named: (asked.append(named["is_master"]), shared)[1])
     monkeypatch.setattr(context_module, "pick_device", lambda local_rank: torch.device("cpu"))
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **named: joined.append((args, named)))
-    env = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}
-    init_process_group(Topology(dp=2), prefix="pawl/a0001g01c0002", timeout_s=1.0, env=env)
+    env = {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}
+    init_process_group(
+        Topology(dp=2), prefix="pawl/a0001g01c0002", timeout_s=1.0, env={**env, "TORCHELASTIC_USE_AGENT_STORE": keeps}
+    )
     (((backend,), named),) = joined
-    assert (backend, named["rank"], named["world_size"]) == ("gloo", 1, 2)
+    assert (backend, named["rank"], named["world_size"]) == ("gloo", int(rank), 2)
     named["store"].set("key", "value")
     assert shared.get("pawl/a0001g01c0002/key") == b"value"
+    assert asked == [hosts], "where nobody keeps a store, all ranks would wait for one half an hour"
 
 
 def test_neighbours_are_global_ranks_or_none() -> None:

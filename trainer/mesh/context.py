@@ -53,7 +53,11 @@ def init_process_group(
             "them with torchrun, which sets all of these."
         )
     timeout = timedelta(seconds=timeout_s)
-    store = TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False, timeout=timeout)
+    # torchrun keeps the store, unless it is told not to or another launcher set the variables: then rank 0 does.
+    is_host = rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = TCPStore(
+        env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=is_host, wait_for_workers=False, timeout=timeout
+    )
     dist.init_process_group(
         backend(pick_device(int(env.get("LOCAL_RANK", "0")))),
         store=PrefixStore(prefix, store),
