@@ -9,6 +9,7 @@ from engine_world import tiny_batch, tiny_config
 from trainer.engine import Engine, StepResult
 from trainer.mesh.context import ParallelContext
 from trainer.mesh.topology import Topology
+from trainer.peers import agree
 
 CPU = torch.device("cpu")
 
@@ -52,6 +53,12 @@ def votes(ranks: Ranks, topology: Topology, words: tuple[int, ...]) -> list[int]
     empty = engine.train_step(batch, lr=1e-3, weight_decay=0, adam_t=2, control_word=words[ranks.rank])
     assert empty.num_valid == 0 and empty.skipped is not None
     return [real.control_word, empty.control_word]
+
+
+def told(ranks: Ranks, topology: Topology) -> tuple[int, ...]:
+    """What `agree` says where every rank but the first sees larger numbers."""
+    ctx = ParallelContext(topology, rank=ranks.rank, device=CPU, group_factory=ranks.group)
+    return agree(ctx, (-1 + 9 * ranks.rank, 5 + ranks.rank))
 
 
 def fp32_bits(

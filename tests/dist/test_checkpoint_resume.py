@@ -17,7 +17,7 @@ from trainer.checkpoint.verify import choose_newest, problems
 from trainer.engine import Engine
 from trainer.errors import CheckpointInvalid, TrainerError
 
-STATE = RunState(step=2, consumed_samples=16, consumed_tokens=256, adam_t=2, skip_windows=((5, 6),))
+STATE = RunState(step=2, consumed_samples=16, consumed_tokens=256, adam_t=1, skip_windows=((5, 6),))
 NAME = "step-000000002.a0001g01c0001"
 
 LARGE = Case(dp=2, pp=2, tp=2)

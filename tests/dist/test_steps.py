@@ -4,7 +4,7 @@ import math
 
 import pytest
 from dist.pool import Pool
-from dist.step_cases import fp32_bits, nan_on_one_rank, votes
+from dist.step_cases import fp32_bits, nan_on_one_rank, told, votes
 
 from trainer.mesh.topology import Topology
 
@@ -23,6 +23,11 @@ def test_a_nan_on_one_rank_stops_all_and_leaves_no_trace(pool: Pool, topology: T
 def test_ranks_agree_on_the_largest_control_word(pool: Pool, words: tuple[int, ...], agreed: int) -> None:
     topology = Topology(dp=2, pp=2)
     assert pool.run(topology, votes, topology, words) == [[agreed, agreed]] * 4
+
+
+def test_ranks_that_see_something_else_on_disk_believe_rank_0(pool: Pool) -> None:
+    topology = Topology(dp=2, pp=2)
+    assert pool.run(topology, told, topology) == [(-1, 5)] * 4
 
 
 @pytest.mark.parametrize("tied", [True, False])
