@@ -67,12 +67,6 @@ def has_native_reduce_scatter(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for all work queued on the device; nothing to wait for on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def memory_bytes(device: torch.device) -> tuple[int, int] | None:
     """(allocated, peak) bytes of this process on an accelerator; None on a CPU, which has no such counter."""
     if device.type != "cuda":
