@@ -114,6 +114,7 @@ def kinds(run_dir: Path) -> list[str]:
 def test_submit_hands_the_script_to_sbatch_and_remembers_the_job(
     config: Path, sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """S1 (Megatron-Bridge#3068); S17 (srunx#229)."""
     monkeypatch.setenv("SBATCH_JOB_NAME", "theirs")
     assert run(["submit", str(config), "--runs-root", "runs"]) == 0
     paths = RunPaths(Path.cwd() / "runs" / "demo")
@@ -143,6 +144,7 @@ def test_submit_without_slurm_says_so_and_names_the_local_launcher(
 def test_submit_local_starts_the_supervisor_with_secrets_in_its_environment_only(
     config: Path, started: list[tuple[Mapping[str, Any], Mapping[str, str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """X6 (labs-molt#128)."""
     assert run(["submit", str(config), "--launcher", "local", "--runs-root", "runs"]) == 0
     ((plan, env),) = started
     assert env == {"HF_TOKEN": "hunter2"}
@@ -158,6 +160,7 @@ def test_submit_local_starts_the_supervisor_with_secrets_in_its_environment_only
     "command", [["check"], ["check", "--show"], ["check", "--json"], ["render"], ["render", "--plain"]]
 )
 def test_nothing_printed_holds_a_secret(command: list[str], config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """X6 (labs-molt#128)."""
     assert run([*command, str(config), "--set", "slurm.env.WANDB_API_KEY=hunter3"]) == 0
     said = capfd.readouterr()
     assert "hunter" not in said.out + said.err and len(said.out) > 200
@@ -177,6 +180,7 @@ def test_nothing_printed_holds_a_secret(command: list[str], config: Path, capfd:
 def test_not_even_a_mistake_shows_a_secret(
     env: str, command: list[str], config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """X6 (labs-molt#128)."""
     config.write_text(config.read_text().replace('{FOO: "a b", HF_TOKEN: hunter2}', env))
     assert run([*command, str(config)]) == 2
     said = capfd.readouterr()
@@ -193,6 +197,7 @@ def test_dry_run_writes_nothing_and_shows_the_script(
 
 
 def test_a_hostile_job_name_and_runs_root_stay_one_name(config: Path, sbatch: Path) -> None:
+    """S3 (submitit#1678); X2 (luigi#3455)."""
     name = "a\"b it's $(touch PWNED) `id`;x"
     config.write_text(config.read_text().replace("partition: gpu", "job_name: " + json.dumps(name)))
     assert run(["submit", str(config), "--runs-root", "run's $(touch PWNED)"]) == 0
@@ -205,6 +210,7 @@ def test_a_hostile_job_name_and_runs_root_stay_one_name(config: Path, sbatch: Pa
 def test_a_run_name_that_is_no_folder_is_refused_by_key(
     name: str, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """X2 (luigi#3455)."""
     config.write_text(config.read_text().replace("run: demo", f'run: "{name}"'))
     assert run(["submit", str(config), "--launcher", "local", "--runs-root", "runs"]) == 2
     assert "general.run" in capsys.readouterr().err
@@ -229,10 +235,43 @@ def test_five_mistakes_are_five_messages_before_anything_is_written(
     assert os.listdir() == []
 
 
-def test_a_wrong_world_size_is_refused_with_all_numbers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["submit", str(config), "--launcher", "local", "--runs-root", "runs", "--set", "parallelism.dp=8"]) == 2
+@pytest.mark.parametrize("launcher", ["local", "slurm"])
+def test_a_wrong_world_size_is_refused_with_all_numbers(
+    launcher: str, config: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S8 (pytorch-lightning#20391), F8: before sbatch is called and before anything is written."""
+    arguments = ["submit", str(config), "--launcher", launcher, "--runs-root", "runs"]
+    assert run([*arguments, "--set", "parallelism.dp=8"]) == 2
     error = capsys.readouterr().err
     assert all(number in error for number in ("nodes 2", "ranks_per_node 2", "= 4 ranks", "dp 8", "pp 2", "= 16"))
+    assert os.listdir() == [] and not (sbatch / "sbatch.json").exists()
+
+
+STAGES = "data_stages: [{name: a, start_training_step: 10, data: {dataset: {dataset_folder: [d]}}}]"
+
+
+@pytest.mark.parametrize(
+    ("data", "line", "words"),
+    [
+        (b"#!/bin/bash\n#SBATCH --nodes=2\nsrun x\n", 1, "script"),
+        (b"", 1, "empty"),
+        (b"general:\n\trun: x\n", 2, "tab"),
+        (b"\x7fELF\x02\x01\x00", 1, "binary"),
+        (CONFIG.replace("data: {dataset: {dataset_folder: [DATA]}}", STAGES).encode(), 10, "no stage starts at step 1"),
+    ],
+    ids=["script", "empty", "tab", "binary", "stages-from-10"],
+)
+@pytest.mark.parametrize("command", [["check"], ["submit", "--launcher", "local", "--runs-root", "runs"]])
+def test_a_wrong_file_is_one_line_with_its_place_and_exit_2(
+    command: list[str], data: bytes, line: int, words: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """F4 (nanotron#166, #121): no traceback and no assertion, whichever command is given the file."""
+    config.write_bytes(data)
+    assert run([command[0], str(config), *command[1:]]) == 2
+    said = capsys.readouterr()
+    lines = [text for text in (said.out + said.err).splitlines() if ": error: " in text]
+    assert len(lines) == 1 and f"{config}:{line}: error: " in lines[0] and words in lines[0], said
+    assert "Traceback" not in said.out + said.err and os.listdir() == []
 
 
 def test_an_existing_name_asks_for_resume_or_another_name(

@@ -58,6 +58,7 @@ def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_directives_stand_directly_under_the_shebang(plain: bool) -> None:
+    """S1 (Megatron-Bridge#3068)."""
     plan = cases.make_plan(slurm=cases.EVERYTHING, plain=plain)
     lines = render(plan, plain=plain).split("\n")
     count = len(plan.directives)
@@ -76,6 +77,7 @@ def test_supervised_job_leaves_retry_to_pawl() -> None:
 
 
 def test_a_directive_after_a_command_is_refused() -> None:
+    """S1 (Megatron-Bridge#3068)."""
     with pytest.raises(UsageError, match=r"slurm\.prologue line 2"):
         cases.make_plan(slurm={"prologue": "module load cuda\n#SBATCH --qos=high"})
     with pytest.raises(UsageError, match="line 3"):
@@ -84,14 +86,20 @@ def test_a_directive_after_a_command_is_refused() -> None:
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_hostile_directive_values_reach_sbatch_unchanged(value: str) -> None:
-    found = stubs.directives(render(cases.make_plan(slurm={"account": value, "job_name": value, "reservation": value})))
-    for flag in ("account", "job-name", "reservation"):
+    """S3 (submitit#1678, Luna.jl#420), X2 (luigi#3455): names, comments, output paths and extra options alike."""
+    slurm = {"account": value, "job_name": value, "reservation": value, "extra": [f"--switches={value}"]}
+    plan = cases.make_plan(slurm=slurm, run_dir=Path("/tmp/x y/$(id)") / value)
+    found = stubs.directives(render(plan))
+    for flag in ("account", "job-name", "reservation", "switches"):
         assert f"--{flag}={value}" in found
+    (output,) = [argument for argument in found if argument.startswith("--output=")]
+    assert output.startswith(f"--output=/tmp/x y/$(id)/{value}/attempts/")
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp")), max_size=60))
 @settings(max_examples=50, deadline=None)
 def test_any_printable_text_reads_back_from_a_directive(value: str) -> None:
+    """S3 (submitit#1678)."""
     assert stubs.directives(f"#SBATCH --x={sbatch_quote(value, key='k')} --y=1\n") == [f"--x={value}", "--y=1"]
 
 
@@ -106,6 +114,7 @@ def test_any_printable_text_reads_back_from_a_directive(value: str) -> None:
     ],
 )
 def test_control_characters_are_refused_with_the_key(slurm: dict[str, object], key: str, character: str) -> None:
+    """S3 (submitit#1678); X2 (luigi#3455)."""
     filled = json.loads(json.dumps(slurm).replace("{}", json.dumps(character)[1:-1]))
     with pytest.raises(UsageError, match=key):
         render(cases.make_plan(slurm=filled))
@@ -129,6 +138,7 @@ def run_script(script: str, tmp_path: Path, *, bin_dir: Path, nodes: int = 2, ho
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_hostile_values_pass_through_a_supervised_script(value: str, tmp_path: Path) -> None:
+    """S3 (submitit#1678); S5 (NVIDIA-NeMo/Run#234); X2 (luigi#3455)."""
     folder = tmp_path / value.replace("/", "_")
     bin_dir = stubs.install(folder)
     plan = cases.make_plan(
@@ -146,6 +156,7 @@ def test_hostile_values_pass_through_a_supervised_script(value: str, tmp_path: P
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_hostile_values_pass_through_a_plain_script(value: str, tmp_path: Path) -> None:
+    """S9 (nebius-solutions-library#177, pytorch#79388); X2 (luigi#3455)."""
     folder = tmp_path / value.replace("/", "_")
     bin_dir = stubs.install(folder)
     plan = cases.make_plan(
@@ -162,6 +173,7 @@ def test_hostile_values_pass_through_a_plain_script(value: str, tmp_path: Path) 
 
 
 def test_plain_script_gives_each_task_its_rank_and_a_port_outside_the_ephemeral_range(tmp_path: Path) -> None:
+    """S11 (smollm launch.slurm)."""
     bin_dir = stubs.install(tmp_path)
     plan = cases.make_plan(python=str(bin_dir / "python"), plain=True, slurm={"cpus_per_task": 12})
     assert run_script(render(plan, plain=True), tmp_path, bin_dir=bin_dir).startswith("rc=0")
@@ -190,6 +202,7 @@ def test_plain_srun_repeats_cpus_per_task_and_no_variable_contradicts_it(tmp_pat
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.1.1", "localhost.localdomain", "::1"])
 def test_plain_script_refuses_a_loopback_head_node(host: str, tmp_path: Path) -> None:
+    """S9 (nebius-solutions-library#177, pytorch#79388)."""
     bin_dir = stubs.install(tmp_path)
     plan = cases.make_plan(python=str(bin_dir / "python"), plain=True)
     said = run_script(render(plan, plain=True), tmp_path, bin_dir=bin_dir, hosts=host)
@@ -198,6 +211,7 @@ def test_plain_script_refuses_a_loopback_head_node(host: str, tmp_path: Path) ->
 
 
 def test_plain_script_refuses_another_number_of_nodes_with_all_numbers(tmp_path: Path) -> None:
+    """S8 (pytorch-lightning#20391)."""
     bin_dir = stubs.install(tmp_path)
     plan = cases.make_plan(python=str(bin_dir / "python"), plain=True)
     said = run_script(render(plan, plain=True), tmp_path, bin_dir=bin_dir, nodes=1)
@@ -205,6 +219,7 @@ def test_plain_script_refuses_another_number_of_nodes_with_all_numbers(tmp_path:
 
 
 def test_a_hostile_node_name_is_one_argument(tmp_path: Path) -> None:
+    """X1 (cyclecloud-slurm#548)."""
     bin_dir = stubs.install(tmp_path)
     plan = cases.make_plan(python=str(bin_dir / "python"), plain=True)
     run_script(render(plan, plain=True), tmp_path, bin_dir=bin_dir, hosts="$(touch PWNED) `id`;x")
@@ -227,6 +242,7 @@ def test_the_script_runs_in_a_login_shell_and_after_its_prologue(tmp_path: Path)
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_secrets_reach_the_processes_but_no_text(plain: bool, tmp_path: Path) -> None:
+    """X6 (labs-molt#128)."""
     bin_dir = stubs.install(tmp_path)
     secret = {"WANDB_API_KEY": "hunter2 'q' $(touch PWNED)", "HF_TOKEN": "hf_abc", "my_password": "p w"}
     run_dir = tmp_path / "run"
@@ -257,6 +273,7 @@ def test_a_missing_secrets_file_stops_the_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["1A", "A-B", "A B", "", "A=B", "$(id)", "Ä"])
 def test_names_that_are_no_identifiers_are_refused(name: str) -> None:
+    """S5 (NVIDIA-NeMo/Run#234)."""
     with pytest.raises(UsageError, match=r"slurm\.env"):
         cases.make_plan(slurm={"env": {name: "x"}})
 
@@ -267,6 +284,7 @@ def test_a_broken_template_says_so() -> None:
 
 
 def test_templates_hold_no_unfiltered_value() -> None:
+    """X2 (luigi#3455)."""
     allowed = {"plan.attempt", "plan.num_nodes", "plan.ranks_per_node", "plan.world_size", "line"}
     for name in (SUPERVISED, PLAIN):
         for piece in load_template(name).split("{{")[1:]:

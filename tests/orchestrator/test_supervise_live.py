@@ -1,6 +1,6 @@
 """Supervisor, agents and ranks as real processes: what fails is found, named, repaired on the cheapest rung, recorded.
 
-The trainer is a stand-in without torch (fake_trainer.py). Cases H1, H3, H7.
+The trainer is a stand-in without torch (fake_trainer.py). Cases H1, H3, H7, R22, X6.
 """
 
 import importlib.util
@@ -10,13 +10,23 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
+import orch_worlds as w
 import pytest
 
 from orchestrator.agent import proc
+from orchestrator.control.clock import SystemClock
+from orchestrator.control.controller import reconcile
+from orchestrator.control.launch_local import start_attempt
+from orchestrator.decide.observation import Liveness
+from orchestrator.decide.policy import Policy
+from orchestrator.metrics.run import run_samples
 from orchestrator.state.records import Verb
 from orchestrator.state.requests import make_request, new_ulid, write_request
+from orchestrator.views.read import read_run
+from orchestrator.views.run_view import build_view
 
 spec = importlib.util.spec_from_file_location("live_run", Path(__file__).with_name("live_run.py"))
 live_run = importlib.util.module_from_spec(spec)
@@ -49,6 +59,7 @@ def check_steps(run, cycles):
 
 
 def test_an_undisturbed_run_is_done_in_one_cycle(make):
+    """H3 (loom#4400)."""
     run = make().start()
     assert run.join() == ("done", 0), run.story()
     assert run.step(1) == list(range(1, 21))
@@ -64,6 +75,7 @@ def test_an_undisturbed_run_is_done_in_one_cycle(make):
 
 
 def test_a_killed_rank_is_named_and_the_cycle_restarts_on_the_same_nodes(make):
+    """H7 (pytorch/elastic#134, pytorch#97191)."""
     run = make()
     run.fault({"cycle": 1, "rank": 3, "step": 7, "kind": "crash"})
     run.start()
@@ -72,6 +84,9 @@ def test_a_killed_rank_is_named_and_the_cycle_restarts_on_the_same_nodes(make):
     assert (incident["class"], incident["level"]) == ("rank_crash", "L1")
     assert (incident["rank"], incident["node"]) == (3, "node1")
     assert "signal 9" in incident["message"]
+    restarts = [f for f in run_samples([build_view(read_run(run.paths.root))]) if f.name == "pawl_restarts"]
+    totals = [(s.labels["level"], s.labels["class"], s.value) for f in restarts for s in f.samples]
+    assert totals == [("L1", "rank_crash", 1.0)]
     first, second = run.data("cycle_started")
     assert second["nodes"] == first["nodes"] and second["resume_from"] == "step-000000005.a0001g01c0001"
     assert second["incident"] == incident["id"]
@@ -102,6 +117,7 @@ def test_a_killed_node_is_replaced_by_the_spare(make):
 
 
 def test_a_stopped_rank_is_named_with_its_state_and_stacks(make):
+    """H7 (pytorch/elastic#134, pytorch#97191)."""
     run = make(steps=30)
     run.fault({"cycle": 1, "rank": 2, "step": 8, "kind": "stop"})
     run.start()
@@ -205,6 +221,7 @@ def test_agents_stop_their_ranks_when_the_supervisor_is_gone(make):
 
 
 def test_a_bad_config_fails_the_run_without_a_restart(make):
+    """R22 (metaseq#304, swiss-ai/Megatron-LM#44)."""
     run = make()
     run.fault({"cycle": 1, "rank": 0, "step": 0, "kind": "code", "value": {"kind": "config_error", "code": 78}})
     run.start()
@@ -214,12 +231,53 @@ def test_a_bad_config_fails_the_run_without_a_restart(make):
 
 
 def test_a_crash_loop_is_held(make):
+    """R22 (metaseq#304, swiss-ai/Megatron-LM#44)."""
     run = make(recovery={"max_cycles_without_checkpoint": 3, "budgets": {"rank_crash": 9}})
     run.fault(*({"cycle": cycle, "rank": 1, "step": 2, "kind": "crash"} for cycle in range(1, 9)))
     run.start()
     assert run.join(limit_s=60) == ("held", 3), run.story()
     assert len(run.data("run_held")) == 1 and 2 <= len(run.data("cycle_started")) <= 4
     check_clean(run)
+
+
+def test_r22_data_that_raises_at_step_7_is_held_and_no_controller_starts_it_again(make):
+    """R22 (metaseq#304): one restart from the checkpoint of step 5, then HELD with the first error; exit 3."""
+    run = make()
+    bad = {"kind": "data_error", "code": 88}
+    run.fault(*({"cycle": cycle, "rank": 1, "step": 7, "kind": "code", "value": bad} for cycle in range(1, 9)))
+    run.start()
+    assert run.join() == ("held", 3), run.story()
+    assert [d["resume_from"] is None for d in run.data("cycle_started")] == [True, False]
+    (held,) = run.data("run_held")
+    assert held["rule"] == "budget-exhausted" and "the first failure was: on command" in held["reason"]
+    launcher = w.FakeLauncher(alive=Liveness.DEAD)
+    looked = reconcile(run.paths, launcher=launcher, policy=Policy(), clock=SystemClock(), by="test")
+    assert looked.decision.rule == "parked" and "the first failure was: on command" in looked.decision.reason
+    assert launcher.launched == []
+    check_clean(run)
+
+
+def test_x6_a_secret_is_in_no_command_line_file_log_or_metric_of_a_run(make):
+    """X6 (labs-molt#128): it travels in the environment of processes of this user, and nowhere else."""
+    secret = "hunter2-in-the-open"
+    run = make(steps=4000, save_every=1000)
+    run.pid = start_attempt(run.paths, run.plan(), env={"HF_TOKEN": secret})
+    run.wait(lambda: max(run.step(1), default=0) >= 3)
+    (rank, *_) = (p for p in run.processes("node1") if b"fake_trainer" in command_line(p))
+    assert f"HF_TOKEN={secret}".encode() in Path(f"/proc/{rank.pid}/environ").read_bytes()
+    assert not [p for p in run.processes() if secret.encode() in command_line(p)]
+    targets = [address for group in json.loads(run.paths.targets.read_text()) for address in group["targets"]]
+    pages = [urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read() for address in targets]
+    assert len(pages) == 3 and not [page for page in pages if secret.encode() in page]
+    write_request(run.paths, make_request(Verb.DRAIN, by="test", now_unix=time.time()), ulid=new_ulid())
+    assert run.join() == ("drained", 0), run.story()
+    files = [path for path in run.paths.root.rglob("*") if path.is_file()]
+    assert len(files) > 10 and not [path for path in files if secret.encode() in path.read_bytes()]
+
+
+def command_line(process):
+    path = Path(f"/proc/{process.pid}/cmdline")
+    return path.read_bytes() if path.exists() else b""
 
 
 def test_the_two_processes_start_without_heavy_imports():

@@ -39,6 +39,15 @@ def test_under_torchrun_and_an_agent() -> None:
     assert launch.stacks_file.name == "rank-00005.stacks"
 
 
+def test_variables_of_an_interactive_srun_give_no_ranks() -> None:
+    """S8 (pytorch-lightning#20391): a trainer that believes SLURM_NTASKS waits for ranks that nobody started."""
+    inherited = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
+    alone = read_launch(arguments(), inherited)
+    assert (alone.rank, alone.local_rank, alone.world_size) == (0, 0, 1)
+    started = read_launch(arguments(), {**inherited, "RANK": "3", "LOCAL_RANK": "0", "WORLD_SIZE": "4"})
+    assert (started.rank, started.local_rank, started.world_size) == (3, 0, 4)
+
+
 def test_each_launch_has_its_own_names_in_torchruns_store() -> None:
     """pytorch#135712: a restarted group that reads the dead group's keys dials dead addresses."""
     epochs = [Epoch(attempt=1, generation=1, cycle=cycle) for cycle in (1, 2)]
