@@ -65,6 +65,7 @@ if FOUND:  # nothing is collected without the files, so nothing is skipped in si
         "path", [p for p in FOUND if p.name.startswith("config_smollm2")], ids=lambda path: path.name
     )
     def test_f5_real_head_counts_refuse_tp_2(path: Path) -> None:
+        """F5 (SmolLM2 135M/360M)."""
         (text,) = shown(load(path, overrides=["parallelism.tp=2"]), Severity.ERROR)
         heads, kv, fits = {"135M": (9, 3, "1, 3"), "360M": (15, 5, "1, 5")}[path.stem.rsplit("_", 1)[1]]
         assert f"{heads} heads and {kv} kv heads cannot be shared out over tp = 2" in text

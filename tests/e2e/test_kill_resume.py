@@ -159,10 +159,12 @@ def test_a_quiet_run_is_done_in_one_cycle(quiet: Run) -> None:
 
 
 def test_the_loss_of_every_step_is_that_of_the_run_that_lost_nothing(quiet: Run, disturbed: Run) -> None:
+    """H7 (pytorch/elastic#134, pytorch#97191)."""
     assert disturbed.numbers() == quiet.numbers()
 
 
 def test_the_ledger_names_what_happened_and_what_it_cost(disturbed: Run) -> None:
+    """H7 (pytorch/elastic#134, pytorch#97191)."""
     lost, stopped = disturbed.data("incident")
     assert (lost["class"], lost["node"], lost["level"]) == ("node_down", "node1", "L2"), disturbed.story()
     assert (stopped["class"], stopped["node"], stopped["rank"]) == ("hang_local", "node2", 2)

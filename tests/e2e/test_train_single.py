@@ -95,7 +95,7 @@ def alone(root: Path, config: Path) -> Path:
 
 
 def test_a_first_run_starts_fresh_trains_saves_and_validates(alone: Path) -> None:
-    """Lightning#20347: there is nothing to resume from, and that is no error."""
+    """R4. Lightning#20347: there is nothing to resume from, and that is no error."""
     assert sorted(numbers(alone / PLAIN)) == list(range(1, STEPS + 1))
     assert committed(alone) == [f"step-{step:09d}.a0000g00c0000" for step in range(INTERVAL, STEPS + 1, INTERVAL)]
     (validation,) = (alone / PLAIN / "validation.jsonl").read_text().splitlines()
@@ -137,7 +137,7 @@ def test_sigterm_drains_at_the_border_and_the_run_goes_on(root: Path, config: Pa
 
 
 def test_a_complete_run_is_left_alone(config: Path, alone: Path) -> None:
-    """Megatron-LM#1310: at the last step there is nothing to train, to save or to validate."""
+    """R5. Megatron-LM#1310: at the last step there is nothing to train, to save or to validate."""
     before = {path: path.stat().st_mtime_ns for path in (alone / "checkpoints").rglob("*")}
     lines = (alone / PLAIN / "validation.jsonl").read_text()
     code, output = train(config, alone)
@@ -148,7 +148,10 @@ def test_a_complete_run_is_left_alone(config: Path, alone: Path) -> None:
 
 
 def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(root: Path, alone: Path) -> None:
-    """metaseq#53 and a save cut short by a kill: neither is loaded, and neither blocks the next save of its name."""
+    """metaseq#53 and a save cut short by a kill: neither is loaded, and neither blocks the next save of its name.
+
+    Cases R1 (torchtitan#315, #4191); R2.
+    """
     run_dir = root / "damaged"
     short = tiny_run.make(root, "short", train_steps=2 * INTERVAL, interval=INTERVAL)
     assert train(short, run_dir)[0] == 0
@@ -164,7 +167,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(roo
 
 
 def test_a_wrong_world_size_ends_in_seconds_with_all_numbers(root: Path) -> None:
-    """Lightning#20391: a trainer that believed in two ranks waited for ever for the one that was never started."""
+    """S8. Lightning#20391: a trainer that believed in two ranks waited for ever for the one that was never started."""
     config = tiny_run.make(root, "four-ranks", dp=2, pp=2)
     began = time.monotonic()
     code, output = train(config, root / "wrong", WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
@@ -249,6 +252,7 @@ def test_under_an_agent_drain_by_word_and_resume_exactly_where_told(root: Path, 
 
 
 def test_under_an_agent_a_bad_checkpoint_is_named_and_nothing_else_is_tried(root: Path, config: Path) -> None:
+    """R2 (Lightning#688, metaseq#53)."""
     agent = Supervised(root / "bad")
     short = tiny_run.make(root, "short", train_steps=2 * INTERVAL, interval=INTERVAL)
     assert train(short, agent.run_dir, *agent.arguments(agent.cycle(1, resume_from=None)))[0] == 0

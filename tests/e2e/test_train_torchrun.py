@@ -107,6 +107,7 @@ def test_two_replicas_train_to_the_end(alone: Path) -> None:
 def test_a_killed_rank_ends_the_launch_and_the_next_one_goes_on_bit_for_bit(
     root: Path, config: Path, alone: Path
 ) -> None:
+    """H7 (pytorch/elastic#134, pytorch#97191)."""
     run_dir = root / "killed"
     process = start(config, run_dir)
     wait_for(process, lambda: len(committed(run_dir)) >= 2)

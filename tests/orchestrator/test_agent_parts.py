@@ -65,6 +65,7 @@ def write_cycle(context, cycle, mode=0o640):
 
 
 def test_a_cycle_becomes_this_nodes_command(context):
+    """S11 (smollm launch.slurm)."""
     path = write_cycle(context, cycle_of())
     prepared = prepare(context, 3)
     shm_path = f"/dev/shm/pawl-{os.getuid()}-n1-node1"
@@ -83,6 +84,7 @@ def test_a_cycle_becomes_this_nodes_command(context):
     ],
 )
 def test_a_cycle_that_is_not_this_nodes_is_refused_with_the_reason(context, changes, why):
+    """S8 (pytorch-lightning#20391)."""
     write_cycle(context, cycle_of(**changes))
     with pytest.raises(CycleRefused, match=why):
         prepare(context, 3)
@@ -124,6 +126,7 @@ def test_the_plan_checks_its_own_sizes_and_times():
 
 @pytest.mark.parametrize("text", ["node1", "node1:", ":80", "node1:0", "node1:65536", "node1:٣", ""])
 def test_an_endpoint_without_host_or_port_is_refused(text):
+    """S9 (nebius-solutions-library#177, pytorch#79388)."""
     with pytest.raises(PawlError, match="HOST:PORT"):
         host_port(text)
 

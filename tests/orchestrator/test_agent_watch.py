@@ -42,6 +42,7 @@ def verdict(watch, now, durations=None):
 
 
 def test_before_the_first_beat_the_limit_of_init_holds_from_the_start():
+    """H3 (loom#4400)."""
     watch = watch_of((1.0, None, None))
     assert verdict(watch, 49.0) is None
     found = verdict(watch, 51.0)

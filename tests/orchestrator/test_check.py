@@ -69,6 +69,7 @@ def test_the_frozen_text_checks_to_the_same_run(demo: CheckResult, tmp_path: Pat
     ],
 )
 def test_f8_one_number_changed_is_refused_with_all_numbers(override: str, numbers: tuple[str, ...]) -> None:
+    """F8 (seed text)."""
     result = run_check(DEMO, overrides=[override])
     (problem,) = [p for p in result.problems if p.severity is Severity.ERROR]
     shown = format_problem(problem)
@@ -80,6 +81,7 @@ def test_f8_one_number_changed_is_refused_with_all_numbers(override: str, number
 
 
 def test_f8_the_seed_text_eight_nodes_of_eight_and_one_number_off() -> None:
+    """F8 (seed text)."""
     assert spec_of("slurm: {nodes: 8, ranks_per_node: 8}").num_nodes == 8
     _, (shown,) = read("slurm: {nodes: 8, ranks_per_node: 8}", {**MESH, "tp": 2, "world_size": 32})
     assert "nodes 8 × ranks_per_node 8 = 64 ranks" in shown and "dp 8 × pp 2 × tp 2 = 32" in shown
@@ -112,10 +114,12 @@ def test_five_mistakes_in_both_packages_sections_give_five_messages() -> None:
     "time", ["12:30:00", "2-00:00:00", "30", "007", "1-0", "1-12:30", "UNLIMITED", "90:00:00", '"12:30:00"']
 )
 def test_f3_slurm_times_keep_their_text(time: str) -> None:
+    """F3 (YAML 1.1 base-60)."""
     assert spec_of(f"slurm: {{time: {time}}}").slurm.time == time.strip('"')
 
 
 def test_f3_a_time_that_slurm_reads_otherwise_is_said() -> None:
+    """F3 (YAML 1.1 base-60)."""
     spec, (shown,) = read("slurm: {time: 1:30}")
     assert spec is not None and spec.slurm.time == "1:30"
     assert "warning" in shown and "1 minutes 30 seconds" in shown and "1:30:00 if hours are meant" in shown
@@ -123,12 +127,14 @@ def test_f3_a_time_that_slurm_reads_otherwise_is_said() -> None:
 
 @pytest.mark.parametrize("time", ["12h", "1:2:3:4", "-1", "1.5", "1e3", "2 days", "no"])
 def test_f3_other_times_are_refused(time: str) -> None:
+    """F3 (YAML 1.1 base-60)."""
     spec, (shown,) = read(f"slurm: {{time: {time}}}")
     assert "slurm.time" in shown and "error" in shown and "HH:MM:SS" in shown
     del spec
 
 
 def test_f3_text_fields_keep_their_text() -> None:
+    """F3 (YAML 1.1 base-60)."""
     slurm = spec_of("slurm: {job_name: 007, account: 1e3, partition: no, qos: on, gpu_type: 0x10}").slurm
     texts = [slurm.job_name, slurm.account, slurm.partition, slurm.qos, slurm.gpu_type]
     assert texts == ["007", "1e3", "no", "on", "0x10"]
@@ -147,6 +153,7 @@ def test_prologue_may_be_a_block_or_a_list() -> None:
 
 
 def test_s5_environment_names_are_kept_letter_for_letter() -> None:
+    """S5 (NVIDIA-NeMo/Run#234)."""
     assert spec_of("slurm: {env: {http_proxy: x, OMPI_MCA_btl: 'y', _z: no}}").slurm.env == {
         "http_proxy": "x",
         "OMPI_MCA_btl": "y",
@@ -156,6 +163,7 @@ def test_s5_environment_names_are_kept_letter_for_letter() -> None:
 
 @pytest.mark.parametrize("name", ["9a", "a-b", "a b", "'a=b'", "'$(id)'", "ä", "''", "a.b"])
 def test_s5_a_name_that_is_no_identifier_is_refused(name: str) -> None:
+    """S5 (NVIDIA-NeMo/Run#234)."""
     _, problems = read(f"slurm:\n  env:\n    {name}: x\n")
     assert len(problems) == 1 and "slurm.env." in problems[0] and "run.yaml:3" in problems[0]
 

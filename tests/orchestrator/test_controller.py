@@ -112,6 +112,7 @@ def test_an_attempt_that_left_no_word_is_recorded_and_followed(site: Site) -> No
 
 
 def test_attempts_without_a_cycle_end_held_with_growing_pauses(site: Site) -> None:
+    """R22 (metaseq#304, swiss-ai/Megatron-LM#44)."""
     site.launcher.alive = Liveness.DEAD
     rules = []
     for _ in range(40):
@@ -136,6 +137,7 @@ def test_attempts_without_a_cycle_end_held_with_growing_pauses(site: Site) -> No
     ],
 )
 def test_what_follows_the_end_of_an_attempt(site: Site, outcome: str, rule: str, state: RunState) -> None:
+    """R5 (Megatron-LM#1310)."""
     site.look()
     site.supervisor_says(1, "attempt_ended", outcome=outcome, reason="because", rule="r")
     site.launcher.alive = Liveness.DEAD
@@ -211,7 +213,10 @@ def test_killed_between_the_folder_and_the_intent_the_attempt_is_closed_and_the_
 def test_killed_while_launching_the_attempt_is_never_doubled(
     site: Site, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    """Crash points: before the ledger knows the intent, and between the launch and its line."""
+    """Crash points: before the ledger knows the intent, and between the launch and its line.
+
+    Case S13 (snakemake-executor-plugin-slurm#121).
+    """
     real = Ledger.append
 
     def dying(self: Ledger, epoch: Epoch, kind: str, data: Any) -> Any:

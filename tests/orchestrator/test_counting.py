@@ -30,7 +30,10 @@ def test_a_launch_from_the_beginning_undoes_everything_before_it() -> None:
 
 
 def test_r1_only_complete_checkpoints_of_this_run_are_chosen_and_the_rest_is_reported() -> None:
-    """torchtitan#315, #4191: a half-written folder, a stray number or a file were taken for the newest checkpoint."""
+    """torchtitan#315, #4191: a half-written folder, a stray number or a file were taken for the newest checkpoint.
+
+    Case R1.
+    """
     entries = [
         entry(20),
         CheckpointEntry(entry="30"),
@@ -50,6 +53,7 @@ def test_r1_only_complete_checkpoints_of_this_run_are_chosen_and_the_rest_is_rep
 
 
 def test_r1_a_folder_with_a_higher_step_of_another_run_takes_no_slot() -> None:
+    """R1 (torchtitan#315, #4191)."""
     assert steps([entry(5000, Epoch(7, 1, 1)), entry(10)], [(E1, None)]) == [10]
 
 

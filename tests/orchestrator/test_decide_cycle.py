@@ -54,10 +54,12 @@ def test_the_first_cycle_starts_when_enough_nodes_are_ready() -> None:
 
 
 def test_r4_nothing_to_resume_starts_at_the_beginning() -> None:
+    """R4 (Lightning#20347)."""
     assert decide(w.cycle(w.node(0), w.node(1), stage=Stage.IDLE)).resume_from is None
 
 
 def test_r5_a_run_whose_last_checkpoint_counts_is_finished() -> None:
+    """R5 (Megatron-LM#1310)."""
     decision = decide(w.cycle(stage=Stage.IDLE, counting=w.counting(50, 100)))
     assert (decision.rule, decision.action, decision.outcome) == ("finished", Action.FINISH, "done")
 
@@ -92,7 +94,10 @@ def test_a_crash_restarts_twice_on_the_same_nodes_then_takes_the_node_out_then_s
 
 
 def test_h7_a_killed_rank_is_named_and_its_peers_are_not() -> None:
-    """SIGKILL of one rank: its peers fail in their collective and say so; one restart, from the checkpoint."""
+    """SIGKILL of one rank: its peers fail in their collective and say so; one restart, from the checkpoint.
+
+    Case H7 (pytorch/elastic#134, pytorch#97191).
+    """
     killed = AgentVerdict(kind=VerdictKind.EXITED, node="node1", rank=3, exit_code=-9, step=7, fault_unix=w.NOW - 1)
     swept = AgentVerdict(kind=VerdictKind.EXITED, node="node1", rank=2, exit_code=-15, fault_unix=w.NOW - 2)
     seen = w.cycle(
@@ -108,6 +113,7 @@ def test_h7_a_killed_rank_is_named_and_its_peers_are_not() -> None:
 
 
 def test_h7_a_stopped_rank_is_named() -> None:
+    """H7 (pytorch/elastic#134, pytorch#97191)."""
     stopped = (w.rank(2, "node1"), w.rank(3, "node1", process="T", phase_age_s=4.0))
     decision = decide(w.cycle(w.node(0), w.node(1, ranks=stopped)))
     assert decision.rule == "restart-same-nodes" and decision.fault is not None
@@ -144,6 +150,7 @@ def test_a_config_error_fails_the_run_at_once() -> None:
 
 
 def test_r22_an_import_error_before_the_first_step_is_code_not_luck() -> None:
+    """R22 (metaseq#304, swiss-ai/Megatron-LM#44)."""
     seen = failing(w.raised(0, "ModuleNotFoundError", "No module named 'mymodel'", step=None, phase="init"))
     never = replace(seen, nodes=(w.node(0, ranks=()), w.node(1, ranks=())), counting=Counting())
     decision = decide(never, History())
@@ -153,6 +160,7 @@ def test_r22_an_import_error_before_the_first_step_is_code_not_luck() -> None:
 
 
 def test_r22_an_import_error_that_only_the_log_shows() -> None:
+    """R22 (metaseq#304, swiss-ai/Megatron-LM#44)."""
     seen = w.cycle(
         w.node(0, ranks=(), torchrun_exit=1),
         w.node(1, ranks=()),
@@ -162,6 +170,7 @@ def test_r22_an_import_error_that_only_the_log_shows() -> None:
 
 
 def test_r22_data_that_raises_at_step_7_is_retried_once_then_held_with_the_first_error() -> None:
+    """R22 (metaseq#304, swiss-ai/Megatron-LM#44)."""
     bad = w.outcome(1, OutcomeKind.DATA_ERROR, exit_code=88, message="shard 3 is cut", bad_file="s3.bin")
     tape = w.Tape().attempt(1).cycle(1, 1).commit(5)
     first = decide(failing(bad), replay(tape.events))
@@ -174,6 +183,7 @@ def test_r22_data_that_raises_at_step_7_is_retried_once_then_held_with_the_first
 
 
 def test_r22_a_model_that_does_not_fit_is_held_after_one_retry() -> None:
+    """R22 (metaseq#304, swiss-ai/Megatron-LM#44)."""
     big = failing(w.raised(0, "torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 20 GiB", step=0))
     first = decide(big, History())
     assert first.fault is not None and first.fault.cls is FailureClass.CUDA_OOM and first.action is Action.RESTART
@@ -183,6 +193,7 @@ def test_r22_a_model_that_does_not_fit_is_held_after_one_retry() -> None:
 
 
 def test_r22_progress_resets_the_count_and_the_pause_grows_without() -> None:
+    """R22 (metaseq#304, swiss-ai/Megatron-LM#44)."""
     tape = w.Tape().attempt(1)
     for number in range(1, 30):
         tape.cycle(1, number).commit(number).incident()
@@ -200,6 +211,7 @@ def test_alternating_symptoms_hit_the_general_ceiling() -> None:
 
 
 def test_a_bad_checkpoint_is_set_aside_and_the_one_before_is_used() -> None:
+    """R2 (Lightning#688, metaseq#53)."""
     bad = w.outcome(
         0,
         OutcomeKind.CHECKPOINT_INVALID,

@@ -35,7 +35,10 @@ def test_a_limit_is_p99_times_factor_between_floor_and_ceiling(p99: float | None
 
 
 def test_h1_the_moment_after_a_long_save_is_no_hang_either() -> None:
-    """Rank 0 has left its save for the next step; the other node's last word, a beat older, is still of the wait."""
+    """Rank 0 has left its save for the next step; the other node's last word, a beat older, is still of the wait.
+
+    Case H1 (FlagScale#1267, pytorch/xla#1728).
+    """
     stepping = w.rank(0, "node0", phase="step", phase_age_s=0.2)
     waiting = [w.rank(r, f"node{r // 2}", phase="step", phase_age_s=89.0) for r in (1, 2, 3)]
     health = assess(with_ranks(stepping, *waiting, p99_s={"step": 0.5}), POLICY)
@@ -44,7 +47,7 @@ def test_h1_the_moment_after_a_long_save_is_no_hang_either() -> None:
 
 
 def test_h1_a_long_save_is_legal_and_a_step_that_waits_for_it_too() -> None:
-    """FlagScale#1267: the save took longer than the limit of a step, and the job was shot in the middle of it."""
+    """H1. FlagScale#1267: the save took longer than the limit of a step, and the job was shot in the middle of it."""
     saving = w.rank(0, "node0", phase="save", phase_age_s=90.0)
     waiting = [w.rank(r, f"node{r // 2}", phase="step", phase_age_s=89.0) for r in (1, 2, 3)]
     seen = with_ranks(saving, *waiting, p99_s={"step": 0.5})
@@ -54,6 +57,7 @@ def test_h1_a_long_save_is_legal_and_a_step_that_waits_for_it_too() -> None:
 
 
 def test_h1_a_save_beyond_its_own_limit_is_caught_and_named() -> None:
+    """H1 (FlagScale#1267, pytorch/xla#1728)."""
     saving = w.rank(0, "node0", phase="save", phase_age_s=3601.0)
     waiting = [w.rank(r, f"node{r // 2}", phase="step", phase_age_s=3600.5) for r in (1, 2, 3)]
     health = assess(with_ranks(saving, *waiting, p99_s={"step": 0.5}), POLICY)
@@ -63,6 +67,7 @@ def test_h1_a_save_beyond_its_own_limit_is_caught_and_named() -> None:
 
 @pytest.mark.parametrize("phase", ["init", "compile", "restore", "eval", "data"])
 def test_h1_every_long_phase_has_its_own_limit(phase: str) -> None:
+    """H1 (FlagScale#1267, pytorch/xla#1728)."""
     legal = with_ranks(w.rank(0, "node0", phase=phase, phase_age_s=100.0), w.rank(2, "node1", phase_age_s=99.0))
     assert RankState.STUCK not in states(legal, POLICY)
     over = POLICY.phase_limits[phase].ceiling_s + 1
@@ -71,7 +76,7 @@ def test_h1_every_long_phase_has_its_own_limit(phase: str) -> None:
 
 
 def test_h3_a_beat_of_another_launch_is_ignored_and_start_up_is_allowed_for() -> None:
-    """loom#4400: the file of an earlier run made a fresh start look dead."""
+    """H3. loom#4400: the file of an earlier run made a fresh start look dead."""
     old = w.rank(0, "node0", epoch=Epoch(1, 1, 9), phase="step", step=500, phase_age_s=1e6)
     fresh = judge_rank(old, epoch=w.EPOCH, running_s=5.0, policy=POLICY, p99_s={})
     assert fresh.state is RankState.STARTING and fresh.step is None and fresh.phase is None

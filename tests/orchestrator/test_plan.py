@@ -23,12 +23,14 @@ def test_the_job_asks_for_training_nodes_and_spares() -> None:
 
 
 def test_a_mesh_of_another_size_is_refused_with_all_numbers() -> None:
+    """S8 (pytorch-lightning#20391)."""
     with pytest.raises(UsageError) as error:
         cases.make_plan(facts=cases.make_facts(dp=4))
     assert all(number in str(error.value) for number in ("nodes 2", "ranks_per_node 4", "= 8", "dp 4", "= 16"))
 
 
 def test_name_order_is_job_name_then_run() -> None:
+    """S17 (srunx#229)."""
     assert arguments(cases.make_plan())["job-name"] == "demo"
     assert arguments(cases.make_plan(slurm={"job_name": "other"}))["job-name"] == "other"
     assert cases.make_plan(slurm={"job_name": "other"}).job_name == "other"
@@ -73,6 +75,7 @@ def test_nodes_of_bad_repute_join_those_of_the_config() -> None:
     "extra", ["--requeue", "--export=ALL", "--array=0-3", "--wrap=id", "--comment=x", "--output=x"]
 )
 def test_options_that_pawl_owns_are_refused_by_name(extra: str) -> None:
+    """S17 (srunx#229)."""
     with pytest.raises(UsageError, match=rf"slurm\.extra\[1\].*{extra.split('=')[0]}"):
         cases.make_plan(slurm={"extra": ["--spread-job", extra]})
 

@@ -32,6 +32,7 @@ def test_free_port_can_be_opened_and_is_not_repeated():
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
 def test_loopback_is_refused_with_the_reason_in_a_job_of_several_nodes(address):
+    """S9 (nebius-solutions-library#177, pytorch#79388)."""
     with pytest.raises(ports.NoPort, match=r"loopback.*/etc/hosts"):
         ports.check_meeting_address(address, num_nodes=2, local=False)
     ports.check_meeting_address(address, num_nodes=1, local=False)
@@ -39,6 +40,7 @@ def test_loopback_is_refused_with_the_reason_in_a_job_of_several_nodes(address):
 
 
 def test_a_name_that_resolves_to_loopback_is_refused(monkeypatch):
+    """S9 (nebius-solutions-library#177, pytorch#79388)."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", ("127.0.1.1", 0))])
     with pytest.raises(ports.NoPort):
         ports.check_meeting_address("node1", num_nodes=2, local=False)

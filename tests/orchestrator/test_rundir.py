@@ -97,6 +97,7 @@ def test_other_spellings_are_no_number(text: str) -> None:
 
 @pytest.mark.parametrize("node", ["../../etc", ".hidden", "a/b", "nö\nde", "x" * 500, ""])
 def test_a_node_cannot_choose_a_path(node: str) -> None:
+    """X1 (cyclecloud-slurm#548)."""
     path = RunPaths(Path("/r")).beat(1, node)
     assert path.parent == Path("/r/attempts/0001/beats") and path.name not in ("", ".", "..")
 

@@ -79,6 +79,7 @@ def test_the_agents_file_holds_header_control_and_blocks(tmp_path):
 
 
 def test_a_new_cycle_gets_a_new_file_that_old_ranks_cannot_reach(tmp_path):
+    """H3 (loom#4400)."""
     first = shm.NodeMemory.create(tmp_path / "node", num_ranks=1)
     with first.path.open("r+b") as zombie:
         second = shm.NodeMemory.create(tmp_path / "node", num_ranks=1)

@@ -25,6 +25,7 @@ def stub(tmp_path: Path, body: str) -> Path:
 
 
 def test_the_name_in_the_script_is_the_name_slurm_gets(tmp_path: Path) -> None:
+    """S17 (srunx#229)."""
     bin_dir = stubs.install(tmp_path)
     script = tmp_path / "it's a job.sbatch"
     script.write_text("#!/bin/bash -l\n#SBATCH --job-name=mine\nid\n#SBATCH --job-name=late\n")
@@ -37,12 +38,14 @@ def test_the_name_in_the_script_is_the_name_slurm_gets(tmp_path: Path) -> None:
 
 
 def test_outer_job_and_rendezvous_do_not_leak() -> None:
+    """S8 (pytorch-lightning#20391)."""
     leaked = ["SLURM_JOB_ID", "SBATCH_QOS", "SRUN_CPUS_PER_TASK", "PMIX_RANK", "MASTER_ADDR", "RANK", "PAWL_NONCE"]
     kept = {"HOME": "/", "PATH": "/bin", "SLURM_CONF": "c", "SLURM_JWT": "j", "http_proxy": "p", "RANKING": "1"}
     assert scrub_environment({**dict.fromkeys(leaked, "x"), **kept}) == kept
 
 
 def test_id_and_cluster(tmp_path: Path) -> None:
+    """S13 (snakemake-executor-plugin-slurm#121)."""
     bin_dir = stub(tmp_path, "print('Quota 42% used'); print('75168975;clusterx'); print('1 2', file=sys.stderr)")
     assert client(bin_dir).submit(tmp_path) == JobRef(job_id=75168975, cluster="clusterx")
 
@@ -72,10 +75,12 @@ def test_failures_keep_slurms_words(said: str, code: int, kind: type[PawlError],
 
 @pytest.mark.parametrize("body", ["pass", "print('12 34', file=sys.stdout)", "print('4711', file=sys.stderr)"])
 def test_success_without_a_job_id_is_unclear(body: str, tmp_path: Path) -> None:
+    """S13 (snakemake-executor-plugin-slurm#121)."""
     with pytest.raises(SubmitUnclear, match="nonce"):
         client(stub(tmp_path, body)).submit(tmp_path)
 
 
 def test_no_answer_in_time_is_unclear(tmp_path: Path) -> None:
+    """S13 (snakemake-executor-plugin-slurm#121)."""
     with pytest.raises(SubmitUnclear, match="did not answer"):
         client(stub(tmp_path, "time.sleep(60)"), timeout_s=0.5).submit(tmp_path)

@@ -25,6 +25,7 @@ def reply_blocks() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("stdout", "expected"), reply_blocks())
 def test_every_known_reply(stdout: str, expected: str) -> None:
+    """S13 (snakemake-executor-plugin-slurm#121)."""
     job = parse_sbatch_reply(stdout)
     number = re.match(r"=> (\d+)", expected)
     cluster = re.search(r"\(cluster (\w+)\)", expected)
@@ -42,6 +43,7 @@ def test_fixture_has_all_blocks() -> None:
     "stdout", ["0\n", "-5\n", "Submitted batch job $(id)\n", "12 34\n", "12;a b\n", "12;$(x)\n", "１２\n"]
 )
 def test_replies_that_are_no_answer(stdout: str) -> None:
+    """S13 (snakemake-executor-plugin-slurm#121); X1 (cyclecloud-slurm#548)."""
     assert parse_sbatch_reply(stdout) is None
 
 
@@ -83,6 +85,7 @@ def test_every_known_hostlist(expression: str, expected: str) -> None:
     ],
 )
 def test_hostile_host_lists_are_refused(hostile: str) -> None:
+    """X1 (cyclecloud-slurm#548)."""
     with pytest.raises(HostlistError):
         expand_hostlist(hostile)
 

@@ -122,6 +122,7 @@ def test_a_failure_half_way_leaves_nothing(broken: str, tmp_path: Path, monkeypa
 
 
 def test_secrets_are_in_one_file_of_mode_0600_and_nowhere_else(tmp_path: Path) -> None:
+    """X6 (labs-molt#128)."""
     secret = {"WANDB_API_KEY": "hunter2 'q'", "HF_TOKEN": "$(id)"}
     paths = submit.make_run(tmp_path, new_run(secret=secret), writer="cli-x")
     holders = [path for path in paths.root.rglob("*") if path.is_file() and "hunter2" in path.read_text()]
@@ -158,6 +159,7 @@ def test_secret_names_are_told_from_harmless_ones() -> None:
 
 
 def test_provenance_names_code_and_hides_secrets(tmp_path: Path) -> None:
+    """X6 (labs-molt#128)."""
     config = tmp_path / "run.yaml"
     config.write_text("general: {}\n")
     overrides = ("slurm.env.HF_TOKEN=hf_abc", "slurm.env={WANDB_API_KEY: hunter2}", "tokens.train_steps=5")

@@ -62,6 +62,7 @@ def replace_by_pickle(path: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [empty, halve, flip_first, flip_last, Path.unlink, replace_by_pickle])
 def test_any_damage_to_any_file_is_found_named_and_falls_back_to_the_one_before(damage, name, tmp_path):
+    """R2 (Lightning#688, metaseq#53); X4 (transformers#43140)."""
     older = save_world(tmp_path, SPECS, MESH, step=40)
     newest = save_world(tmp_path, SPECS, MESH, step=50)
     assert newest_valid(tmp_path) == newest.name
@@ -76,6 +77,7 @@ def test_any_damage_to_any_file_is_found_named_and_falls_back_to_the_one_before(
 
 @pytest.mark.parametrize("field", ["step", "consumed_samples", "adam_t"])
 def test_a_changed_digit_of_the_run_state_is_found_though_the_manifest_parses(field, tmp_path):
+    """R2 (Lightning#688, metaseq#53)."""
     path = save_world(tmp_path, SPECS, MESH) / "manifest.json"
     record = json.loads(path.read_text())
     record["state"][field] += 1
@@ -85,6 +87,7 @@ def test_a_changed_digit_of_the_run_state_is_found_though_the_manifest_parses(fi
 
 
 def test_half_written_and_stray_entries_are_reported_and_never_chosen(tmp_path):
+    """R1 (torchtitan#315, #4191)."""
     good = save_world(tmp_path, SPECS, MESH, step=30)
     cut = save_world(tmp_path, SPECS, MESH, step=40)
     (cut / "manifest.json").unlink()
@@ -111,6 +114,7 @@ def test_half_written_and_stray_entries_are_reported_and_never_chosen(tmp_path):
 
 @pytest.mark.parametrize("directory", ["absent", ""])
 def test_the_first_run_of_all_finds_nothing_and_that_is_no_error(directory, tmp_path):
+    """R4 (Lightning#20347)."""
     assert newest_valid(tmp_path / directory) is None
 
 
@@ -192,6 +196,7 @@ def test_everything_is_durable_before_the_name_that_counts(tmp_path, monkeypatch
 
 
 def test_kill_minus_9_at_any_point_of_a_save_leaves_the_previous_checkpoint(tmp_path):
+    """R1 (torchtitan#315, #4191)."""
     older = save_world(tmp_path, SPECS, MESH, step=40)
     name = CheckpointName(50, (1, 1, 2))
     final, partial = tmp_path / str(name), tmp_path / partial_name(name)

@@ -46,7 +46,10 @@ def test_the_tiny_config_is_quiet() -> None:
     [(15, 5, 2, "1"), (9, 3, 2, "1, 3"), (15, 5, 5, "1"), (14, 2, 4, "1, 2"), (32, 8, 3, "1, 2, 4, 8")],
 )
 def test_f5_heads_that_tp_does_not_divide(heads: int, kv: int, tp: int, fits: str) -> None:
-    """Refused with heads, kv heads and tp shown, and the tp values that would do (they divide the ffn, 1536, too)."""
+    """Refused with heads, kv heads and tp shown, and the tp values that would do (they divide the ffn, 1536, too).
+
+    Case F5 (SmolLM2 135M/360M).
+    """
     (shown,) = errors(*shape(heads, kv), f"parallelism.tp={tp}") or [""]
     if tp == 5:  # divides the heads, but not the ffn
         assert "intermediate_size" in shown
@@ -58,6 +61,7 @@ def test_f5_heads_that_tp_does_not_divide(heads: int, kv: int, tp: int, fits: st
 @given(st.integers(1, 24), st.integers(1, 6), st.integers(1, 8), st.integers(1, 64))
 @settings(max_examples=50, deadline=None)
 def test_every_tp_that_is_offered_would_do(groups: int, kv: int, tp: int, ffn: int) -> None:
+    """F5 (SmolLM2 135M/360M)."""
     overrides = shape(groups * kv, kv, ffn=ffn * 4)
     found = errors(*overrides, f"parallelism.tp={tp}")
     offered = re.search(r"expected tp one of ([\d, ]+)\)", "\n".join(found))
@@ -206,6 +210,7 @@ def stages(*starts: int) -> str:
 
 
 def test_f4_a_stage_list_without_a_first_stage(tmp_path: Path) -> None:
+    """F4 (nanotron#166, #121)."""
     path = tmp_path / "run.yaml"
     path.write_text(stages(10, 15))
     (shown,) = messages(load(path), Severity.ERROR)

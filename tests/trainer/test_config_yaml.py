@@ -29,11 +29,13 @@ def read_one(text: str, annotation: object) -> object:
     ],
 )
 def test_numbers_are_floats_in_float_fields(text: str, value: float) -> None:
+    """F1 (confuse#91, LlamaFactory#4014)."""
     assert read_one(text, float) == value
 
 
 @pytest.mark.parametrize("text", ["1e-4", "3E-5", "1e3", "010", "007", "no", "on", "12:30:00", "1:30", "2-00:00:00"])
 def test_text_fields_keep_the_text(text: str) -> None:
+    """F1 (confuse#91, LlamaFactory#4014); F3 (YAML 1.1 base-60)."""
     assert read_one(text, str) == text
 
 
@@ -82,6 +84,7 @@ def test_special_floats_are_read_as_such(text: str) -> None:
 
 
 def test_the_composed_file_of_corner_cases() -> None:
+    """F1 (confuse#91, LlamaFactory#4014)."""
     document = load_file(FIXTURE)
     assert [(p.key, p.line, p.message) for p in document.problems] == [("dup", 23, "this key is given twice")]
     root = document.root.entries
@@ -122,6 +125,7 @@ def test_the_composed_file_of_corner_cases() -> None:
     ],
 )
 def test_a_wrong_file_is_one_line_with_file_and_place(data: bytes, line: int, words: str) -> None:
+    """F4 (nanotron#166, #121)."""
     document = parse_bytes(data, file="run.yaml")
     (problem,) = document.problems
     assert problem.line == line and words in problem.message

@@ -148,7 +148,7 @@ def test_the_last_step_on_the_interval_is_saved_once(tmp_path: Path) -> None:
 
 
 def test_a_complete_run_does_nothing(tmp_path: Path) -> None:
-    """Megatron-LM#1310: a resume at the last step must neither train nor save."""
+    """R5. Megatron-LM#1310: a resume at the last step must neither train nor save."""
     world = Harness(tmp_path)
     end = world.run(RunState(step=6, consumed_samples=24, consumed_tokens=192, adam_t=6))
     assert (end.drained, world.saves, world.engine.asked, world.lines()) == (False, [], [], [])

@@ -37,6 +37,7 @@ def outcome(trainer: TrainerProcess) -> dict[str, Any]:
 
 @pytest.mark.parametrize("world_size", ["1", "3", "8"])
 def test_each_rank_checks_the_world_size_before_it_connects(tmp_path: Path, world_size: str) -> None:
+    """S8 (pytorch-lightning#20391)."""
     trainer = process(tiny_run.make(tmp_path, dp=2), tmp_path / "run", WORLD_SIZE=world_size)
     assert trainer.run() == 78
     left = outcome(trainer)

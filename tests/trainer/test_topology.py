@@ -50,6 +50,7 @@ def test_bad_sizes_and_ranks_are_refused() -> None:
 
 
 def test_wrong_world_size_names_all_numbers_before_any_connection() -> None:
+    """S8 (pytorch-lightning#20391)."""
     with pytest.raises(ConfigError, match=r"3 ranks.*2 · 2 · 1 · 1 = 4"):
         check_world_size(Topology(dp=2, pp=2), 3)
     env = {"WORLD_SIZE": "3", "RANK": "1"}  # no MASTER_ADDR: connecting would be a KeyError
