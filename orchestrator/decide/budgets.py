@@ -43,7 +43,8 @@ def remedy(fault: Fault, history: History, policy: Policy, *, can_swap: bool) ->
         return stopped
     rung = _rung(fault, len(same), policy, can_swap=can_swap)
     if rung is None:
-        return _stop("ladder-exhausted", f"{len(same)} restarts did not cure {fault.fingerprint}", row.final)
+        why = f"{len(same)} restarts did not cure {fault.fingerprint}{_cause(history)}"
+        return _stop("ladder-exhausted", why, row.final)
     return Remedy(
         level=rung,
         rule=_RUNG_RULES[rung],
@@ -72,9 +73,13 @@ def crash_loop(history: History, policy: Policy) -> str | None:
     count = history.cycles_without_progress
     if count < policy.max_cycles_without_checkpoint:
         return None
+    return f"{count} cycles in a row without a new checkpoint{_cause(history)}"
+
+
+def _cause(history: History) -> str:
+    """What began the present trouble: what a person should read first."""
     first = history.first_error
-    cause = f"; the first failure was: {first.message}" if first is not None else ""
-    return f"{count} cycles in a row without a new checkpoint{cause}"
+    return f"; the first failure was: {first.message}" if first is not None else ""
 
 
 def _ceiling(history: History, policy: Policy) -> Remedy | None:
@@ -87,12 +92,9 @@ def _spent(fault: Fault, used: int, history: History, policy: Policy) -> Remedy 
     if fault.cls is FailureClass.START_FAIL and not history.ever_stepped and budget is not None:
         budget = min(budget, 1)  # a run that never trained is more likely wrong than unlucky
     if budget is not None and used >= budget:
-        first = history.first_error
-        cause = f"; the first failure was: {first.message}" if first is not None else ""
         times = f"{used} restart{'' if used == 1 else 's'}"
-        return _stop(
-            "budget-exhausted", f"{fault.cls}: {times} without a new checkpoint{cause}", TABLE[fault.cls].final
-        )
+        why = f"{fault.cls}: {times} without a new checkpoint{_cause(history)}"
+        return _stop("budget-exhausted", why, TABLE[fault.cls].final)
     return None
 
 

@@ -1,4 +1,4 @@
-"""No folder of tests is left out without a word: pytest skips names such as `dist` and `build` unless told otherwise."""
+"""No folder of tests is left out without a word: pytest skips names such as `dist` unless told otherwise."""
 
 from fnmatch import fnmatch
 from pathlib import Path

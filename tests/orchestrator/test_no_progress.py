@@ -95,7 +95,7 @@ def at_step_7(which: str, again: int) -> Outcome:
         case "file-gone":
             return w.raised(1, "FileNotFoundError", f"[Errno 2] No such file or directory: 'part-{again}.bin'")
         case "storage":
-            return w.raised(1, "OSError", "[Errno 5] Input/output error: 'part-7.bin'")
+            return w.raised(1, "OSError", f"[Errno 5] Input/output error: 'part-{again}.bin'")
         case "code":
             return w.raised(1, "ValueError", f"token id {again} is outside of the vocabulary")
         case _:
