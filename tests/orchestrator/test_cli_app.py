@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,17 +22,11 @@ def pawl(
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, cwd=cwd)
 
 
-def test_help_lists_every_command_in_a_moment() -> None:
-    durations = []
-    for _ in range(3):
-        start = time.monotonic()
-        done = pawl("--help")
-        durations.append(time.monotonic() - start)
+def test_help_lists_every_command() -> None:
+    done = pawl("--help")
     assert done.returncode == 0
     assert [name for name in COMMANDS if f"\n  {name} " not in done.stdout] == []
     assert "3 HELD" in done.stdout
-    # 0.3 s is the promise on a quiet machine (make bench measures it); twice that still catches a heavy import.
-    assert min(durations) < 0.6
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -1,6 +1,5 @@
 """The trainer's command line: help with examples, one paragraph per error, nothing heavy before it is needed."""
 
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -55,18 +54,9 @@ def test_train_takes_the_arguments_of_the_launch_command() -> None:
     assert [str(value) for value in (args.config_file, args.run_dir, args.cycle, args.shm)] == words[1::2]
 
 
-def test_check_is_quick_and_free_of_torch() -> None:
-    """Under 0.6 s on a free machine; here processor time, so that a busy one does not matter."""
-    assert min(check_seconds() for _ in range(2)) < 1.0
+def test_check_is_free_of_torch() -> None:
+    """What keeps it quick; `make bench` measures how quick."""
     path = str(CONFIGS / "demo.yaml")
     code = f"import sys, trainer.cli; trainer.cli.main(['check', {path!r}]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "False"
-
-
-def check_seconds() -> float:
-    """Processor seconds of one `check`, interpreter start included."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert run("check", str(CONFIGS / "demo.yaml")).returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
