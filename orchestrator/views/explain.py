@@ -172,6 +172,9 @@ def _todo(view: RunView) -> str:
             return f"`pawl resume {run}` goes on from the newest checkpoint."
         case RunState.CREATED | RunState.LOST:
             return "`pawl controller --once` looks at it and goes on."
+        case RunState.QUEUED if view.attempts and view.attempts[-1].outcome is not None:
+            # Nothing of this run is left to start it, and whether a controller runs cannot be seen from here.
+            return "Nothing where a `pawl controller` runs; else `pawl controller --once` starts the next attempt."
         case RunState.QUEUED:
             return f"Nothing: it starts by itself. `pawl watch {run}` shows it; `pawl cancel {run}` gives it up."
         case RunState.UNKNOWN:

@@ -56,6 +56,15 @@ def test_every_state_has_something_to_do(state: RunState) -> None:
     assert "a b" not in todo or "'a b'" in todo
 
 
+def test_a_next_attempt_is_promised_only_where_something_can_start_it() -> None:
+    """After an attempt that ended to be continued only a controller goes on: "starts by itself" would be untrue."""
+    view = replace(view_of(clean()), state=RunState.QUEUED)
+    ended = replace(view.attempts[-1], outcome="continue")
+    assert "pawl controller --once" in explanation(replace(view, attempts=(ended,))).what_you_can_do
+    waiting = replace(ended, outcome=None)
+    assert "starts by itself" in explanation(replace(view, attempts=(waiting,))).what_you_can_do
+
+
 def test_messages_of_many_lines_stay_one_line() -> None:
     story = rough()
     view = view_of(story)
