@@ -120,7 +120,8 @@ def controller(
     once: Annotated[bool, typer.Option("--once", help="Look at every run once and end (for cron).")] = False,
     observe: Annotated[bool, typer.Option("--observe", help="Decide and say, but change nothing.")] = False,
     metrics_port: Annotated[
-        int | None, typer.Option("--metrics-port", help="Serve metrics of all runs here.", min=1, max=65535)
+        int | None,
+        typer.Option("--metrics-port", help="Serve metrics of all runs here; 0: any free port.", min=0, max=65535),
     ] = None,
     runs_root: RunsRootOption = None,
     site: SiteOption = None,
