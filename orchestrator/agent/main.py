@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 from orchestrator.agent import proc, shm
@@ -44,7 +45,9 @@ from orchestrator.agent.stats import StatsKeeper, rank_reports
 from orchestrator.agent.watch import Durations
 from orchestrator.errors import PawlError
 from orchestrator.state.epochs import Epoch
-from orchestrator.state.records import Unreadable
+from orchestrator.state.fsio import read_text
+from orchestrator.state.records import Unreadable, parse_intent
+from orchestrator.state.rundir import RunPaths
 from orchestrator.supervise import channel
 
 RECORD_EVERY_S = 10.0
@@ -87,6 +90,7 @@ class Agent:
 
     def run(self) -> int:
         """Until Quit or until the supervisor is lost; nothing of this node runs afterwards."""
+        shm.remove_left(uid=os.getuid(), nonces=_earlier_nonces(self._context.paths, self._context.attempt))
         self._defect, advice = check_node(self._context, self._plan.ranks_per_node)
         self._jobs.submit("metrics", self._serve_metrics)
         for remark in filter(None, (self._defect, advice)):
@@ -318,6 +322,14 @@ class Agent:
         self._close_cycle()
         if self._connection is not None:
             self._connection.close("the agent leaves")
+
+
+def _earlier_nonces(paths: RunPaths, attempt: int) -> Iterator[str]:
+    """The nonces of the attempts before this one; they are over, or this one would not have been launched."""
+    for number in range(1, attempt):
+        intent = parse_intent(read_text(paths.intent(number)))
+        if not isinstance(intent, Unreadable):
+            yield intent.nonce
 
 
 def _place(rank: RankReport) -> agent_record.RankPlace:

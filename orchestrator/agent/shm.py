@@ -17,6 +17,7 @@ import mmap
 import os
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -129,6 +130,19 @@ _STATS_SCALARS = tuple(name for name in Stats.__dataclass_fields__ if name != "s
 def path_of(*, uid: int, nonce: str, node: str) -> Path:
     """Where the agent of `node` keeps its file."""
     return Path("/dev/shm") / f"pawl-{uid}-{nonce}-{node}"
+
+
+def remove_left(*, uid: int, nonces: Iterable[str]) -> int:
+    """Remove the files of attempts that are over: whoever kills an agent and its supervisor at once leaves them.
+
+    Returns how many; what cannot be removed stays.
+    """
+    plain = (nonce for nonce in nonces if nonce.isalnum())
+    left = [path for nonce in plain for path in Path("/dev/shm").glob(f"pawl-{uid}-{nonce}-*")]
+    for path in left:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return len(left)
 
 
 def parse_beat(raw: bytes) -> Beat | Unreadable:

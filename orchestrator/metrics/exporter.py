@@ -100,8 +100,7 @@ def serve(*collect: Collect, host: str = "127.0.0.1", port: int = 0) -> Server:
         http = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
         raise PawlError(
-            f"Metrics cannot be served on {host}:{port}: {error.strerror or error}. "
-            "Choose another port, or 0 for any free one."
+            f"Metrics cannot be served on {host}:{port}: {error.strerror or error}. Choose another port."
         ) from error
     http.daemon_threads = True
     return Server(http)

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import asdict, dataclass
 
 from orchestrator.views.human import duration, number, plural, rate, ratio
-from orchestrator.views.records import DecisionView, IncidentView, RunState, RunView
+from orchestrator.views.records import AttemptView, DecisionView, IncidentView, RunState, RunView
 
 TITLES = ("What happened", "What pawl did", "What it cost", "State now", "What you can do", "Evidence")
 
@@ -97,7 +97,23 @@ _ACTIONS = {
 }
 
 
+def _lost(view: RunView) -> AttemptView | None:
+    """The newest attempt that ended without a word, when nothing went wrong since: no incident tells of it."""
+    newest = view.attempts[-1] if view.attempts and view.state is RunState.LOST else None
+    lost = newest or next((attempt for attempt in reversed(view.attempts) if attempt.outcome == "lost"), None)
+    if lost is None or (view.incidents and view.incidents[-1].epoch > f"a{lost.attempt + 1:04d}"):
+        return None
+    return lost
+
+
+def _incident(view: RunView) -> IncidentView | None:
+    """The newest thing that went wrong, None when that is a lost attempt or nothing."""
+    return view.incidents[-1] if view.incidents and _lost(view) is None else None
+
+
 def _happened(view: RunView) -> str:
+    if (lost := _lost(view)) is not None:
+        return f"attempt {lost.attempt} was lost: {lost.reason or view.state_reason or 'no reason is known'}"
     if not view.incidents:
         return "The run was never started." if not view.attempts else "Nothing went wrong so far."
     incident = view.incidents[-1]
@@ -113,8 +129,9 @@ def _did(view: RunView) -> str:
             f"Stopped relaunching, because {view.stop.reason or 'of no given reason'} [{view.stop.rule or 'no rule'}]"
         )
     decision = view.last_decision
-    if view.incidents and view.incidents[-1].decision is not None:
-        decision = view.incidents[-1].decision
+    incident = _incident(view)
+    if incident is not None and incident.decision is not None:
+        decision = incident.decision
     if decision is None:
         return "Nothing yet." if not view.attempts else f"Launched {plural(len(view.attempts), 'attempt')}."
     words = action_words(decision)
@@ -123,7 +140,9 @@ def _did(view: RunView) -> str:
 
 
 def _cost(view: RunView) -> str:
-    incident = view.incidents[-1] if view.incidents else None
+    incident = _incident(view)
+    if _lost(view) is not None:
+        return "Not measured: whoever measures it was lost too. `pawl status` shows where the wall time went."
     if incident is None:
         return "Nothing."
     if incident.cost is None and view.state is RunState.DONE:
@@ -188,7 +207,9 @@ def _sentence(hint: str | None) -> str:
 
 
 def _evidence(view: RunView) -> str:
-    incident = view.incidents[-1] if view.incidents else None
+    incident = _incident(view)
+    if (lost := _lost(view)) is not None:
+        return f"{view.run_dir}/attempts/{lost.attempt:04d}/"
     if incident is not None and incident.evidence:
         return ", ".join(f"{view.run_dir}/{path}" for path in incident.evidence[:3])
     if incident is not None:

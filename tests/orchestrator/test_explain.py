@@ -1,6 +1,7 @@
 """Six lines, in order, for a run in any state, with the exact command."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from run_factory import Story, clean, crash_loop, rough
@@ -39,6 +40,32 @@ def test_a_held_run_names_the_rule_and_the_way_out() -> None:
     assert answers.what_pawl_did.endswith("[crash-loop]")
     assert "`pawl resume loop`" in answers.what_you_can_do
     assert answers.state_now.startswith("HELD, step 4")
+
+
+def test_a_lost_attempt_is_what_happened_until_something_else_does() -> None:
+    story = rough()
+    story.events = [event for event in story.events if event.kind not in ("run_done", "attempt_ended")]
+    lost = "its supervisor (pid 7) and all its processes are gone"
+    story.event("attempt_ended", {"attempt": 1, "outcome": "lost", "reason": lost, "rule": "attempt-lost"})
+    story.attempt()
+    answers = explanation(view_of(story))
+    assert answers.what_happened == f"attempt 1 was lost: {lost}"
+    assert answers.what_it_cost.startswith("Not measured")
+    assert answers.evidence == "runs/rough/attempts/0001/"
+    story.cycle()
+    story.steps(1)
+    fault: dict[str, Any] = {"cls": "unknown", "level": "L1", "node": "node0", "rank": 0, "phase": "step"}
+    story.fault(incident="i3", message="rank 0 exited", detection_s=0.1, **fault)
+    assert explanation(view_of(story)).what_happened.startswith("unknown: rank 0 on node0")
+
+
+def test_a_supervisor_that_is_gone_is_not_nothing() -> None:
+    story = Story()
+    story.create()
+    story.attempt()
+    story.cycle()
+    view = replace(view_of(story), state=RunState.LOST, state_reason="its supervisor is gone")
+    assert explanation(view).what_happened == "attempt 1 was lost: its supervisor is gone"
 
 
 def test_a_run_that_was_never_started() -> None:

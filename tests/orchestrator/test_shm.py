@@ -1,13 +1,17 @@
 """The byte layout of shared memory, and that a torn, foreign or unwritten record is Unreadable, never a value."""
 
+import os
 import struct
 import zlib
 
 import pytest
 
 from orchestrator.agent import shm
+from orchestrator.agent.main import _earlier_nonces
+from orchestrator.state.codec import dumps
 from orchestrator.state.epochs import Epoch
-from orchestrator.state.records import Unreadable
+from orchestrator.state.records import Intent, Unreadable
+from orchestrator.state.rundir import RunPaths, make_attempt, make_layout
 
 
 def beat_bytes(*, seq=4, epoch=(3, 1, 2), rank=5, pid=77, phase=3, step=40, since=9, loss=2.5, tokens=1000):
@@ -93,3 +97,27 @@ def test_a_new_cycle_gets_a_new_file_that_old_ranks_cannot_reach(tmp_path):
     second.unlink()
     second.close()
     assert not (tmp_path / "node").exists()
+
+
+def test_files_of_attempts_that_are_over_are_removed_and_no_others():
+    over, lives = (f"{name}{os.getpid()}" for name in ("over", "lives"))
+    files = [shm.path_of(uid=os.getuid(), nonce=nonce, node=node) for nonce in (over, lives) for node in ("n0", "n1")]
+    try:
+        for file in files:
+            file.touch()
+        assert shm.remove_left(uid=os.getuid(), nonces=(over, "*", "../x", "")) == 2
+        assert [file.exists() for file in files] == [False, False, True, True]
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+
+
+def test_an_agent_removes_what_the_attempts_before_its_own_left(tmp_path):
+    paths = RunPaths(tmp_path / "run")
+    make_layout(paths)
+    for number in (1, 2, 4):
+        make_attempt(paths, number)
+        intent = Intent(attempt=number, nonce=f"n{number}", launcher="local", by="", created_unix=1.0, exclude=())
+        paths.intent(number).write_text(dumps(intent))
+    paths.intent(2).write_bytes(b"\xff")
+    assert list(_earlier_nonces(paths, 4)) == ["n1"]
