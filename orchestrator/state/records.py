@@ -366,5 +366,20 @@ def parse_request(text: str | None) -> Request | Unreadable:
     return parse(Request, text)
 
 
+# The last second that a calendar of four-digit years can name: no event happens later, and no page can print it.
+_LAST_UNIX = 253_402_300_799.0
+
+
 def parse_event(text: str | None) -> Event | Unreadable:
-    return parse(Event, text)
+    """A ledger line; one whose time is outside the calendar, or whose text no file can hold, is unreadable."""
+    event = parse(Event, text)
+    if isinstance(event, Unreadable):
+        return event
+    if not 0 <= event.unix <= _LAST_UNIX:
+        return Unreadable(f"unix is {event.unix}, which is no time")
+    try:
+        (event.writer + event.kind).encode()
+        json.dumps(event.data, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return Unreadable("it holds half a character (a lone surrogate)")
+    return event

@@ -82,7 +82,9 @@ def _on_one_clock(events: Sequence[Event]) -> tuple[_Timed, ...]:
 
 
 def _micros(seconds: float) -> int:
-    return round((finite(seconds) or 0.0) * 1e6)
+    """Whole microseconds; what is longer than any run (3,000 years) is as unknown as NaN."""
+    known = finite(seconds) or 0.0
+    return round(known * 1e6) if abs(known) < 1e11 else 0
 
 
 def _span_us(seconds: object) -> int:

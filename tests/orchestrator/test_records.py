@@ -124,3 +124,22 @@ def test_an_epoch_is_its_text(attempt: int, generation: int, cycle: int) -> None
 @pytest.mark.parametrize("text", ["", "a1g1c1", "a00003g01c0002", "a0003g01c0002\n", "A0003g01c0002", "a٠٠٠٣g01c0002"])
 def test_other_spellings_are_no_epoch(text: str) -> None:
     assert Epoch.parse(text) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"unix": 1e300}, {"unix": -1.0}, {"writer": "\ud800"}, {"data": {"message": "\ud800"}}, {"data": {"\ud800": 1}}],
+    ids=["after the calendar", "before 1970", "half a character", "half a character inside", "as a key"],
+)
+def test_a_ledger_line_that_no_page_could_show_is_unreadable(change: dict[str, object]) -> None:
+    line = {
+        "schema_version": 1,
+        "epoch": [1, 1, 1],
+        "seq": 1,
+        "writer": "w",
+        "unix": 1.0,
+        "kind": "run_done",
+        "data": {},
+    }
+    assert not isinstance(parse_event(json.dumps(line)), Unreadable)
+    assert isinstance(parse_event(json.dumps({**line, **change})), Unreadable)
