@@ -376,10 +376,10 @@ def parse_event(text: str | None) -> Event | Unreadable:
     if isinstance(event, Unreadable):
         return event
     if not 0 <= event.unix <= _LAST_UNIX:
-        return Unreadable(f"unix is {event.unix}, which is no time")
+        return Unreadable(why=f"unix is {event.unix}, which is no time")
     try:
         (event.writer + event.kind).encode()
         json.dumps(event.data, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return Unreadable("it holds half a character (a lone surrogate)")
+        return Unreadable(why="it holds half a character (a lone surrogate)")
     return event

@@ -132,14 +132,7 @@ def test_other_spellings_are_no_epoch(text: str) -> None:
     ids=["after the calendar", "before 1970", "half a character", "half a character inside", "as a key"],
 )
 def test_a_ledger_line_that_no_page_could_show_is_unreadable(change: dict[str, object]) -> None:
-    line = {
-        "schema_version": 1,
-        "epoch": [1, 1, 1],
-        "seq": 1,
-        "writer": "w",
-        "unix": 1.0,
-        "kind": "run_done",
-        "data": {},
-    }
-    assert not isinstance(parse_event(json.dumps(line)), Unreadable)
-    assert isinstance(parse_event(json.dumps({**line, **change})), Unreadable)
+    line = {"schema_version": 1, "epoch": [1, 1, 1], "seq": 1, "writer": "w", "unix": 1.0}
+    line |= {"kind": "run_done", "data": {}}
+    assert not isinstance(r.parse_event(json.dumps(line)), r.Unreadable)
+    assert isinstance(r.parse_event(json.dumps({**line, **change})), r.Unreadable)
