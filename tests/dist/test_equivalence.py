@@ -132,6 +132,7 @@ def check(pool: Pool, case: Case) -> None:
     assert close([s.grad_norm for s in runs[0].steps], outcome.grad_norms) < TOLERANCE
     assert min(outcome.grad_norms) > CLIP, "clipping must bite, or it is not tested"
     assert close(runs[0].validation[0], after) < TOLERANCE
+    assert runs[0].validation[1] == int((global_batch(STEPS)[1] != -100).sum())
     gradients, weights = assemble_gradients(case, runs), assemble_weights(case, runs)
     assert {name for name, _ in gradients} == set(outcome.gradients)
     for (name, stage), value in gradients.items():
