@@ -17,6 +17,13 @@ def nonce_of(run_dir: Path, attempt: int = 1) -> str:
     return str(intent["nonce"])
 
 
+def training_nodes(run_dir: Path) -> list[str]:
+    """Names of the nodes of the newest cycle in rank order; the spare is wherever the start-up left it."""
+    cycles = sorted(run_dir.glob("attempts/*/cycles/*/cycle.json"))
+    nodes = json.loads(cycles[-1].read_text())["nodes"] if cycles else []
+    return [str(node["name"]) for node in sorted(nodes, key=lambda node: node["node_rank"])]
+
+
 def node_processes(run_dir: Path, node: str) -> list[psutil.Process]:
     """Processes of a virtual node of a local run, oldest first."""
     nonce = nonce_of(run_dir)
@@ -29,6 +36,18 @@ def node_processes(run_dir: Path, node: str) -> list[psutil.Process]:
         if env.get("PAWL_NONCE") == nonce and env.get("PAWL_NODE") == node:
             found.append(process)
     return sorted(found, key=lambda p: p.pid)
+
+
+def is_alive(run_dir: Path) -> bool:
+    """Whether any process of any attempt of the run still lives."""
+    nonces = {json.loads(path.read_text())["nonce"] for path in run_dir.glob("attempts/*/intent.json")}
+    for process in psutil.process_iter(["pid"]):
+        try:
+            if process.environ().get("PAWL_NONCE") in nonces and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue  # ended meanwhile, or another user's
+    return False
 
 
 def trainer_pid(run_dir: Path, node: str, rank: int) -> int | None:

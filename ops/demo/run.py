@@ -27,7 +27,6 @@ from ops.demo import faults, summary, texts
 ROOT = Path(__file__).parents[2]
 DATA = Path("runs/demo-data")
 PAWL = str(Path(sys.executable).with_name("pawl"))
-VICTIM_NODE = "node1"
 console = Console(highlight=False)
 
 
@@ -125,15 +124,17 @@ def train_through_faults(config: Path, run_dir: Path, run_name: str, train_steps
     say("2 · One YAML", "Checked before anything starts; then two virtual nodes of two ranks each, and one hot spare.")
     run("check", str(config))
     submit = ["submit", str(config), "--launcher", "local", "--watch"]
-    watch_until(submit, lambda: last_step(run_dir) >= first, limit_s=180)
+    watch_until(submit, lambda: last_step(run_dir) >= first, limit_s=600)
     urls = scrape(run_dir)
-    say("3 · A node dies", f"Now SIGKILL to every process of {VICTIM_NODE}, in the middle of a step.")
-    console.print(f"[bold red]$ kill -9 {' '.join(map(str, faults.kill_node(run_dir, VICTIM_NODE)))}[/]")
-    watch_until(["watch", run_name], lambda: recovered(run_dir, 1) and last_step(run_dir) >= second, limit_s=180)
-    say("4 · A rank stops", "Now SIGSTOP to rank 1 on node0: it lives, but it does nothing; the others wait for it.")
-    pid = faults.trainer_pid(run_dir, "node0", 1)
+    victim = faults.training_nodes(run_dir)[-1]
+    say("3 · A node dies", f"Now SIGKILL to every process of {victim}, in the middle of a step.")
+    console.print(f"[bold red]$ kill -9 {' '.join(map(str, faults.kill_node(run_dir, victim)))}[/]")
+    watch_until(["watch", run_name], lambda: recovered(run_dir, 1) and last_step(run_dir) >= second, limit_s=600)
+    node = faults.training_nodes(run_dir)[0]
+    say("4 · A rank stops", f"Now SIGSTOP to rank 1 on {node}: it lives, but it does nothing; the others wait for it.")
+    pid = faults.trainer_pid(run_dir, node, 1)
     if pid is None:
-        sys.exit("demo: rank 1 is not to be found on node0")
+        sys.exit(f"demo: rank 1 is not to be found on {node}")
     console.print(f"[bold red]$ kill -STOP {pid}[/]")
     os.kill(pid, signal.SIGSTOP)
     run("watch", run_name)
@@ -150,7 +151,10 @@ def main() -> None:
     config = yaml.safe_load(args.config.read_text())
     run_name = config["general"]["run"]
     run_dir = Path("runs") / run_name
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored under nohup, and children would inherit that
     if run_dir.exists():
+        if faults.is_alive(run_dir):
+            sys.exit(f"demo: {run_dir} of an earlier call is still running. End it first: pawl cancel {run_name}")
         console.print(f"Removing {run_dir} and {DATA} of an earlier demo.")
         shutil.rmtree(run_dir)
     shutil.rmtree(DATA, ignore_errors=True)
