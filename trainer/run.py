@@ -24,6 +24,7 @@ from trainer.checkpoint.naming import CheckpointName, parse_name
 from trainer.checkpoint.save import SaveResult, save_checkpoint
 from trainer.checkpoint.state import RunState
 from trainer.config import Config, load_config
+from trainer.config.tree import without_secrets
 from trainer.control import Control
 from trainer.data.loader import Loader
 from trainer.device import device_name, memory_bytes
@@ -124,7 +125,7 @@ class TrainerProcess:
                 )
         config = load_config(launch.config_file)
         # Read once: a checkpoint records what this run was started with, whatever becomes of the file meanwhile.
-        self.config_text = launch.config_file.read_text(encoding="utf-8")
+        self.config_text = without_secrets(launch.config_file.read_text(encoding="utf-8"))
         level = config.logging.log_level if launch.rank == 0 else config.logging.log_level_replica
         logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s")
         return config, self.beats, drain

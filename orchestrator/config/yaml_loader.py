@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from .problems import Problem, Severity, shorten
+from .secret_names import REDACTED, blanked, is_secret_key
 
 MAX_BYTES = 4 << 20
 MAX_NODES = 100_000
@@ -150,7 +151,7 @@ def _build(text: str, file: str) -> tuple[Node | None, tuple[Problem, ...]]:
         builder.add(refused.line, refused.key, refused.message, refused.expected)
         return None, tuple(builder.problems)
     except yaml.MarkedYAMLError as error:
-        builder.add(*_syntax(error, text))
+        builder.add(*_syntax(error, text, file))
         return None, tuple(builder.problems)
     except yaml.YAMLError as error:
         builder.add(1, "", f"not YAML: {shorten(' '.join(str(error).split()), 120)}", _SHAPE)
@@ -158,13 +159,15 @@ def _build(text: str, file: str) -> tuple[Node | None, tuple[Problem, ...]]:
     return node, tuple(builder.problems)
 
 
-def _syntax(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str, str, str]:
+def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> tuple[int, str, str, str]:
     mark = error.problem_mark or error.context_mark
     line = mark.line + 1 if mark else 1
     lines = text.splitlines()
     here = lines[line - 1] if line <= len(lines) else ""
     if "\t" in here[: len(here) - len(here.lstrip())] or "'\\t'" in (error.problem or ""):
         return line, "", "a tab stands where YAML needs spaces", "indentation by spaces"
+    if blanked(here) != here or file.endswith(REDACTED):  # neither the line nor the parser's words may show a secret
+        return line, "", "not YAML: the value of a secret cannot be read", "a value in quotes, on one line"
     what = error.problem or error.context or "it cannot be parsed"
     return line, "", f"not YAML: {what} in {shorten(here.strip(), 60)!r}", _SHAPE
 
@@ -219,13 +222,17 @@ class _Builder:
 
     def check_tag(self, event: Any, path: tuple[str, ...], line: int) -> None:
         if event.tag is not None:
-            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self.add(line, ".".join(path), f"the tag {shorten(tag, 60)} is not allowed", "a plain value, no tag")
+            tag = "" if self.hides(path) else " " + shorten(event.tag.replace("tag:yaml.org,2002:", "!!"), 60)
+            self.add(line, ".".join(path), f"the tag{tag} is not allowed", "a plain value, no tag")
+
+    def hides(self, path: tuple[str, ...]) -> bool:
+        """Whether what stands at `path` is a secret: `!abc` and `*abc` may be meant as values."""
+        return is_secret_key(".".join(path)) or self.file.endswith(REDACTED)  # --set …=***
 
     def alias(self, event: Any, path: tuple[str, ...], line: int) -> Node:
         node = self.anchors.get(event.anchor)
         if node is None:  # not seen yet, or an ancestor of itself
-            what = f"*{event.anchor} names nothing that is complete here"
+            what = f"*{'' if self.hides(path) else event.anchor} names nothing that is complete here"
             raise _Refused(line=line, key=".".join(path), message=what, expected="an anchor defined above")
         self.count(_size(node), line, path)
         return _at_line(node, line)

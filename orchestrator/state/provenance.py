@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
-from orchestrator.submit.quoting import REDACTED, is_secret
+from orchestrator.config.secret_names import blanked_override
 
 _PACKAGES = ("pawl-train", "torch", "numpy", "transformers", "tokenizers", "safetensors")
 _GIT_TIMEOUT_S = 10
@@ -43,7 +43,7 @@ def collect_provenance(
         "workdir": str(workdir),
         "config_file": str(config_path),
         "config_sha256": hashlib.sha256(config_path.read_bytes()).hexdigest(),
-        "overrides": [redact_override(override) for override in overrides],
+        "overrides": [blanked_override(override) for override in overrides],
         "git": _git_state(workdir),
         "versions": {
             "python": platform.python_version(),
@@ -52,15 +52,6 @@ def collect_provenance(
         },
         "python": sys.executable,
     }
-
-
-def redact_override(override: str) -> str:
-    """`slurm.env.HF_TOKEN=abc` → `slurm.env.HF_TOKEN=***`; other overrides as they are."""
-    key, separator, _ = override.partition("=")
-    # `slurm.env={HF_TOKEN: abc}` carries names and values in one text.
-    whole_mapping = key.strip() in ("slurm", "slurm.env")
-    secret = key.startswith("slurm.env.") and is_secret(key.removeprefix("slurm.env."))
-    return f"{key}={REDACTED}" if separator and (secret or whole_mapping) else override
 
 
 def _version(name: str) -> str | None:

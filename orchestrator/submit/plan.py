@@ -12,15 +12,17 @@ variables of the caller are scrubbed at submission, so the name shown is the one
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.secret_names import is_secret
 from orchestrator.config.spec import PhaseLimitSpec, RecoverySpec, RunSpec, SlurmSpec
 from orchestrator.decide.policy import DEFAULT_LIMITS, PhaseLimit
 from orchestrator.errors import UsageError
 from orchestrator.state.records import LaunchFacts
-from orchestrator.submit.quoting import check_text, check_variable, is_secret
+from orchestrator.submit.quoting import check_text, check_variable
 
 PLACEHOLDERS = (
     *("{nnodes}", "{node_rank}", "{ranks_per_node}", "{master_addr}", "{master_port}"),
@@ -264,7 +266,7 @@ def _directives(
         for flag, value, key in rows
         if value is not None and value is not False
     )
-    return own + tuple(_extra(argument, index) for index, argument in enumerate(slurm.extra))
+    return own + _extras(slurm.extra, own)
 
 
 def _escape_pattern(path: str) -> str:
@@ -289,6 +291,17 @@ def _gpu_row(spec: RunSpec, *, num_nodes: int) -> tuple[str, str | None, str]:
             )
         case _:
             return ("gpus-per-node", None, "slurm.gpu_request")
+
+
+def _extras(arguments: Sequence[str], own: tuple[Directive, ...]) -> tuple[Directive, ...]:
+    """The config's own options. sbatch would let the last of two speakers win, so each flag is said once."""
+    said = {directive.flag: directive.key for directive in own}
+    extra = tuple(_extra(argument, index) for index, argument in enumerate(arguments))
+    for directive in extra:
+        if directive.flag in said:
+            raise UsageError(f"{directive.key}: --{directive.flag} is given by {said[directive.flag]} already.")
+        said[directive.flag] = directive.key
+    return extra
 
 
 def _extra(argument: str, index: int) -> Directive:

@@ -9,18 +9,15 @@ import re
 import shlex
 import unicodedata
 
+from orchestrator.config.secret_names import REDACTED as REDACTED
 from orchestrator.errors import UsageError
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./^\[\]-]+")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# TOKENIZERS_PARALLELISM and the like are no secrets.
-_SECRET = re.compile(r"KEY|TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 # Controls, invisible format characters (bidirectional overrides), lone surrogates, line and paragraph separators.
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # sbatch copies each argument of a directive into a fixed buffer.
 _MAX_DIRECTIVE_BYTES = 4096
-
-REDACTED = "***"
 
 
 def check_text(value: str, *, key: str) -> str:
@@ -60,8 +57,3 @@ def check_variable(name: str, *, key: str) -> str:
             f"{key}: {name[:80]!r} is no name of an environment variable. Use letters, digits and _, no digit first."
         )
     return name
-
-
-def is_secret(name: str) -> bool:
-    """Whether an environment variable of this name holds a secret (KEY, TOKEN, SECRET, PASSWORD in its name)."""
-    return _SECRET.search(name) is not None

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.config.check import CheckResult, run_check
+from orchestrator.config.secret_names import REDACTED, blanked, blanked_override
 from orchestrator.errors import PawlError, UsageError
 from orchestrator.state import ledger
 from orchestrator.state.codec import dumps
 from orchestrator.state.fsio import claim, write_atomic
 from orchestrator.state.ledger import Ledger, latest_epoch
-from orchestrator.state.provenance import redact_override
 from orchestrator.state.records import LaunchFacts
 from orchestrator.state.requests import new_ulid
 from orchestrator.state.revisions import Change, sort_keys
 from orchestrator.state.rundir import RunPaths, check_owner
 from orchestrator.submit.facts import current_config, current_revision, read_facts, revision_path
-from orchestrator.submit.quoting import REDACTED, check_text
+from orchestrator.submit.quoting import check_text
 from orchestrator.submit.redact import redact
 from orchestrator.submit.secrets_file import read_secrets, split_secrets, write_secrets
 from orchestrator.views.records import RunState, RunView
@@ -43,7 +43,7 @@ def resume(paths: RunPaths, *, overrides: tuple[str, ...], why: str, by: str, no
     _check_state(view)
     said = _revise(paths, view, overrides=overrides, why=why, by=by, now_unix=now_unix) if overrides else ()
     writer = Ledger(paths.root, f"cli-{new_ulid(now_unix)}")
-    data = {"by": by, "why": why, "set": [redact_override(text) for text in overrides]}
+    data = {"by": by, "why": why, "set": [blanked_override(text) for text in overrides]}
     epoch = latest_epoch(ledger.read_all(paths.root))
     writer.append(epoch, "resumed", {**data, "revision": current_revision(paths)})
     return said
@@ -65,7 +65,9 @@ def changed_keys(overrides: tuple[str, ...]) -> tuple[str, ...]:
     """The dotted keys of `KEY=VALUE` texts. Raises UsageError for another form."""
     for text in overrides:
         if "=" not in text or not text.split("=")[0].strip():
-            raise UsageError(f"--set {text[:80]!r} is no KEY=VALUE. Write for example --set recovery.spares=2.")
+            raise UsageError(
+                f"--set {blanked(text)[:80]!r} is no KEY=VALUE. Write for example --set recovery.spares=2."
+            )
     return tuple(text.split("=", 1)[0].strip() for text in overrides)
 
 
@@ -115,7 +117,7 @@ def _keep_secrets(paths: RunPaths, env: Mapping[str, str]) -> None:
 
 def _header(overrides: tuple[str, ...], *, why: str, by: str, now_unix: float) -> str:
     """Comment lines that say who changed what, when and why."""
-    changes = "".join(f"#   {check_text(redact_override(text), key='--set')}\n" for text in overrides)
+    changes = "".join(f"#   {check_text(blanked_override(text), key='--set')}\n" for text in overrides)
     moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_unix))
     return f"# {moment} by {by}: {why or 'no reason given'}\n{changes}"
 

@@ -10,9 +10,10 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from orchestrator.config.secret_names import is_secret
 from orchestrator.errors import PawlError
 from orchestrator.submit.plan import SECRETS_FILE
-from orchestrator.submit.quoting import check_variable, is_secret, shell_quote
+from orchestrator.submit.quoting import check_variable, shell_quote
 
 
 def split_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -13,12 +13,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.secret_names import is_secret
 from orchestrator.errors import PawlError
 from orchestrator.state.fsio import read_text, write_atomic
 from orchestrator.state.records import Event
 from orchestrator.state.rundir import RunPaths
 from orchestrator.state.train_lines import MergedSteps, StepLine
-from orchestrator.submit.quoting import is_secret
 from orchestrator.views import report_sections as sections
 from orchestrator.views.human import duration, moment_utc
 from orchestrator.views.read import read_run

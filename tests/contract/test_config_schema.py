@@ -14,6 +14,7 @@ from trainer.config import load
 from trainer.config import schema as config_schema
 from trainer.config.facts import as_data, launch_facts
 from trainer.config.load import ORCHESTRATOR_SECTIONS, SITE_KEYS
+from trainer.config.secret_names import OWN_KEYS, is_secret
 from trainer.config.tree import to_plain
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,18 @@ def test_launch_facts_are_valid_by_their_schema(path: Path) -> None:
 def test_both_packages_agree_on_the_sections() -> None:
     assert tuple(SECTIONS) == ORCHESTRATOR_SECTIONS
     assert KEYS == SITE_KEYS
+
+
+def property_names(data: Any) -> set[str]:
+    if isinstance(data, dict):
+        own = data["properties"] if isinstance(data.get("properties"), dict) else {}
+        return set(own).union(*map(property_names, data.values()))
+    return set().union(*map(property_names, data)) if isinstance(data, list) else set()
+
+
+def test_a_key_that_sounds_like_a_secret_is_known_as_none() -> None:
+    names = property_names([schema("config.schema.json"), schema("launch_config.schema.json")])
+    assert len(names) > 100 and {name for name in names if is_secret(name)} == OWN_KEYS
 
 
 def test_every_schema_is_named_in_the_readme() -> None:

@@ -55,7 +55,9 @@ def test_the_first_cycle_starts_when_enough_nodes_are_ready() -> None:
 
 def test_r4_nothing_to_resume_starts_at_the_beginning() -> None:
     """R4 (Lightning#20347)."""
-    assert decide(w.cycle(w.node(0), w.node(1), stage=Stage.IDLE)).resume_from is None
+    decision = decide(w.cycle(w.node(0), w.node(1), stage=Stage.IDLE), History())
+    assert (decision.rule, decision.action, decision.resume_from) == ("start-cycle", Action.START, None)
+    assert decision.nodes == ("node0", "node1") and "from the beginning" in decision.reason
 
 
 def test_r5_a_run_whose_last_checkpoint_counts_is_finished() -> None:

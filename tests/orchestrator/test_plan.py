@@ -72,12 +72,32 @@ def test_nodes_of_bad_repute_join_those_of_the_config() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", ["--requeue", "--export=ALL", "--array=0-3", "--wrap=id", "--comment=x", "--output=x"]
+    "extra",
+    [
+        *("--job-name=x", "--nodes=9", "--ntasks=9", "--ntasks-per-node=2", "--chdir=/", "--signal=USR1@5"),
+        *("--requeue", "--export=ALL", "--array=0-3", "--wrap=id", "--comment=x", "--output=x"),
+    ],
 )
 def test_options_that_pawl_owns_are_refused_by_name(extra: str) -> None:
     """S17 (srunx#229)."""
     with pytest.raises(UsageError, match=rf"slurm\.extra\[1\].*{extra.split('=')[0]}"):
         cases.make_plan(slurm={"extra": ["--spread-job", extra]})
+
+
+@pytest.mark.parametrize(
+    ("slurm", "key"),
+    [
+        ({"partition": "a", "extra": ["--partition=b"]}, "slurm.partition"),
+        ({"time": "1:00:00", "extra": ["--spread-job", "--time=5"]}, "slurm.time"),
+        ({"gpu_request": "gres", "extra": ["--gres=gpu:1"]}, "slurm.gpu_request"),
+        ({"extra": ["--nice=1", "--nice=2"]}, r"slurm\.extra\[0\]"),
+    ],
+)
+def test_no_option_is_said_twice(slurm: dict[str, Any], key: str) -> None:
+    """S17 (srunx#229): the last speaker would win, and the config would show another value than the job has."""
+    with pytest.raises(UsageError, match=f"is given by {key} already"):
+        cases.make_plan(slurm=slurm)
+    assert arguments(cases.make_plan(slurm={"extra": ["--partition=b"]}))["partition"] == "b"
 
 
 @pytest.mark.parametrize("extra", ["-N4", "nodes=3", "--Bad", "--a b", "", "--=x", "; id"])
@@ -120,6 +140,17 @@ def test_plan_json_is_what_the_supervisor_reads() -> None:
     assert (read.run, read.attempt, read.nonce, read.num_nodes, read.num_spares) == ("demo", 3, cases.NONCE, 2, 1)
     assert read.torchrun == plan.torchrun
     assert read.env["NCCL_DEBUG"] == "INFO" and "HF_TOKEN" not in read.env
+
+
+@pytest.mark.parametrize("changed", ["num_nodes", "ranks_per_node", "world_size"])
+def test_plan_json_of_another_size_is_refused_with_all_numbers(changed: str) -> None:
+    """S8 (pytorch-lightning#20391): plan.json is a file, and files get edited."""
+    record = cases.make_plan().to_json()
+    read = parse_plan(json.dumps({**record, changed: record[changed] + 1}))
+    assert not isinstance(read, AttemptPlan)
+    wrong = {**record, changed: record[changed] + 1}
+    assert f"{wrong['num_nodes']} nodes × {wrong['ranks_per_node']} ranks per node" in read.why
+    assert f"world size {wrong['world_size']}" in read.why
 
 
 def test_a_plan_is_the_same_for_the_same_questions() -> None:

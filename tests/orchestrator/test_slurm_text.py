@@ -40,11 +40,20 @@ def test_fixture_has_all_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    "stdout", ["0\n", "-5\n", "Submitted batch job $(id)\n", "12 34\n", "12;a b\n", "12;$(x)\n", "１２\n"]
-)
+    "stdout", ["0\n", "-5\n", "Submitted batch job $(id)\n", "12 34\n", "12;a b\n", "12;$(x)\n", "１２\n",
+     "lua: Submitted batch job 12\n", "Submitted batch job 12 (test only)\n", "job 12\n"],
+)  # fmt: skip
 def test_replies_that_are_no_answer(stdout: str) -> None:
     """S13 (snakemake-executor-plugin-slurm#121); X1 (cyclecloud-slurm#548)."""
     assert parse_sbatch_reply(stdout) is None
+
+
+@pytest.mark.parametrize(
+    "stdout", ["4\n7\n", "4;old\n7\n", "Submitted batch job 4\nSubmitted batch job 7\n", "4\nlua: 5 left\n7\nbye\n"]
+)
+def test_the_last_answer_wins(stdout: str) -> None:
+    """S13 (snakemake-executor-plugin-slurm#121): plug-ins and wrappers talk first, sbatch last."""
+    assert parse_sbatch_reply(stdout) == JobRef(job_id=7)
 
 
 @given(st.text(max_size=200))

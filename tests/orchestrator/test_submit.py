@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.errors import PawlError, UsageError
 from orchestrator.state.ledger import read_all
-from orchestrator.state.provenance import collect_provenance, redact_override
+from orchestrator.state.provenance import collect_provenance
 from orchestrator.state.records import LaunchFacts, parse_launch_facts
 from orchestrator.submit import submit
 from orchestrator.submit.secrets_file import read_secrets, split_secrets, write_secrets
@@ -167,4 +167,3 @@ def test_provenance_names_code_and_hides_secrets(tmp_path: Path) -> None:
     assert record["overrides"] == ["slurm.env.HF_TOKEN=***", "slurm.env=***", "tokens.train_steps=5"]
     assert record["git"] is None and record["versions"]["torch"]
     assert not any(word in json.dumps(record) for word in ("hf_abc", "hunter2"))
-    assert redact_override("general.run=KEY") == "general.run=KEY"

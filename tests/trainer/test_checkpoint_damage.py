@@ -169,7 +169,7 @@ def test_a_disk_that_returns_other_bytes_than_it_took_is_noticed_before_the_comm
 
 
 def test_everything_is_durable_before_the_name_that_counts(tmp_path, monkeypatch):
-    """fsync and rename in the order they happened: data, then the folder, then the manifest, then the folder's name."""
+    """R1 (torchtitan#315): fsync and rename in order: data, then the folder, then the manifest, then its name."""
     done, fsync, replace, rename = [], os.fsync, Path.replace, Path.rename
 
     def noted_fsync(descriptor):
@@ -212,6 +212,7 @@ def test_kill_minus_9_at_any_point_of_a_save_leaves_the_previous_checkpoint(tmp_
         _, status = os.waitpid(child, 0)
         outcomes.append(newest_valid(tmp_path))
         assert outcomes[-1] in (older.name, final.name) and problems(older) == ()
+        assert not final.exists() or problems(final) == (), "the name that counts was there before the whole"
         if not os.WIFSIGNALED(status):
             break
         for leftover in (partial, final):

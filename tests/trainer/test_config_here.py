@@ -107,6 +107,21 @@ def test_fit_by_the_gpu_that_is_asked_for() -> None:
     assert problem.severity is Severity.WARNING and f"at most {best}" in str(problem.expected)
 
 
+@pytest.mark.parametrize("gpu", ["rtx4090", "l4", "a10"])
+def test_a_laptop_of_24_gb_is_told_which_micro_batch_fits(gpu: str) -> None:
+    """The file as it is fits; twice the largest is a warning that names the largest."""
+    asked = f"slurm.gpu_type={gpu}"
+    fine = check(CONFIGS / "smollm-135m.yaml", overrides=[asked])
+    assert (
+        fine.fit is not None and fine.fit.fits and any(line.startswith("fits ") for line in as_text(fine, show=False))
+    )
+    best = fine.fit.largest_micro_batch
+    assert best is not None and 8 <= best < 32
+    more = check(CONFIGS / "smollm-135m.yaml", overrides=[asked, f"tokens.micro_batch_size={2 * best}"])
+    (problem,) = about(more, "tokens.micro_batch_size")
+    assert more.fit is not None and not more.fit.fits and f"at most {best}" in str(problem.expected)
+
+
 def test_fit_by_the_gpu_that_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = LocalGpu(name="NVIDIA H200", total_bytes=H200.total_bytes, free_bytes=2 << 30)
     monkeypatch.setattr("trainer.config.check.local_gpus", lambda: (H200, busy))

@@ -43,7 +43,15 @@ def test_the_tiny_config_is_quiet() -> None:
 
 @pytest.mark.parametrize(
     ("heads", "kv", "tp", "fits"),
-    [(15, 5, 2, "1"), (9, 3, 2, "1, 3"), (15, 5, 5, "1"), (14, 2, 4, "1, 2"), (32, 8, 3, "1, 2, 4, 8")],
+    [
+        (15, 5, 2, "1"),
+        (9, 3, 2, "1, 3"),
+        (15, 5, 5, "1"),
+        (14, 2, 4, "1, 2"),
+        (32, 8, 3, "1, 2, 4, 8"),
+        (12, 3, 2, "1, 3"),
+        (16, 2, 4, "1, 2"),
+    ],
 )
 def test_f5_heads_that_tp_does_not_divide(heads: int, kv: int, tp: int, fits: str) -> None:
     """Refused with heads, kv heads and tp shown, and the tp values that would do (they divide the ffn, 1536, too).

@@ -47,6 +47,15 @@ def test_each_rank_checks_the_world_size_before_it_connects(tmp_path: Path, worl
     assert left["phase"] == "INIT"
 
 
+def test_a_cycle_of_another_size_is_refused_with_all_numbers(tmp_path: Path) -> None:
+    """S8 (pytorch-lightning#20391): the mesh fits what torchrun started, but the agents expect other ranks."""
+    cycle = make_cycle(tmp_path / "run", 1, world_size=4, ranks_per_node=2, nodes=[*CYCLE["nodes"][:1]] * 2)
+    trainer = process(tiny_run.make(tmp_path), tmp_path / "run", cycle=cycle, WORLD_SIZE="1")
+    assert trainer.run() == 78
+    said = outcome(trainer)["message"]
+    assert "4 ranks (2 nodes × 2 ranks per node)" in said and "torchrun started 1" in said
+
+
 def test_a_missing_config_file(tmp_path: Path) -> None:
     trainer = process(tmp_path / "none.yaml", tmp_path / "run")
     assert trainer.run() == 78

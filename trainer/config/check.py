@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from .here import Fit, LocalGpu, data_findings, fit, fit_findings, local_gpus, t
 from .load import Loaded, load
 from .problems import Problem, Severity, format_problem, has_errors
 from .rules import locate
-from .tree import to_plain, to_yaml
+from .tree import hide_secrets, to_plain, to_yaml
 from .typed import child_of, walk
 from .yaml_loader import Mapping, Scalar
 
@@ -133,9 +133,12 @@ def as_text(checked: Checked, *, show: bool) -> Iterator[str]:
         yield "not checked on this machine (--here demands it):"
         yield from (f"  {problem.key}: {problem.message} {problem.found or ''}".rstrip() for problem in unchecked)
     if show:
-        values = dict(walk(checked.loaded.merged))
-        for path, where in sorted(origins(checked.loaded).items()):
-            yield f"{path} = {values[path].text if path in values else default_of(checked, path)}    [{where}]"
+        hidden = hide_secrets(checked.loaded.merged)
+        assert isinstance(hidden, Mapping)
+        values = dict(walk(hidden))
+        for path, where in sorted(origins(replace(checked.loaded, merged=hidden)).items()):
+            value = values[path].text if path in values else default_of(checked, path)
+            yield f"{path} = {value}    [{where}]"
     if checked.facts is not None:
         yield from _facts_text(checked.facts, checked.fit)
     yield "ok" if checked.ok else "not usable as it stands"

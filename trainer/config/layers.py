@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 
 from .problems import Problem, Severity, did_you_mean
+from .secret_names import blanked, blanked_override
 from .yaml_loader import Mapping, Node, Scalar, Sequence, parse_value
 
 SITE_FILE = "site file"
@@ -29,11 +30,11 @@ def apply_overrides(root: Mapping, overrides: Iterable[str]) -> tuple[Mapping, t
     """Each `a.b=value` replaces or adds one value; the value is YAML (`[1, 2]`, `null`, `1e-4`)."""
     problems: list[Problem] = []
     for text in overrides:
-        origin = f"{SET} {text}"
+        origin = f"{SET} {blanked_override(text)}"
         key, equals, value = text.partition("=")
         parts = key.strip().split(".")
         if not equals or not all(parts):
-            problems.append(_error(origin, key, "this is no assignment", "section.key=value"))
+            problems.append(_error(origin, blanked(key), "this is no assignment", "section.key=value"))
             continue
         node, found = parse_value(value, file=origin)
         problems.extend(found)

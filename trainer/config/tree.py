@@ -3,16 +3,19 @@
     to_json/from_json   crosses the process border with text, quotes and lines kept, so the receiving field decides
     to_plain            what a person would expect to see in JSON; ambiguous spellings stay text
     to_yaml             the frozen `run.yaml`: `12:30:00`, `007` and `"1"` come back exactly as they were given
+    without_secrets     a config's text as it may be kept and shown
 
 This file exists twice, byte for byte (trainer and orchestrator share no code; a contract test compares them).
 """
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from .secret_names import REDACTED, is_secret_key
 from .typed import scalar_value
-from .yaml_loader import Mapping, Node, Scalar, Sequence
+from .yaml_loader import Mapping, Node, Scalar, Sequence, parse_text
 
 # Spelled so, YAML and every reader agree on what it is: no leading zero, no underscore, no base 60.
 _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
@@ -59,6 +62,30 @@ def to_plain(node: Node) -> Any:
 def to_yaml(root: Mapping) -> str:
     """Block-style YAML of `root`; `parse_text` gives the same texts and quotes again (marks aside)."""
     return "".join(line + "\n" for line in _lines(root, 0)) or "{}\n"
+
+
+def without_secrets(text: str) -> str:
+    """A config's text with *** for every secret in it, wherever it stands; text without any comes back unchanged.
+
+    An `env` that is no table is blanked whole: what it holds cannot be told apart.
+    """
+    root = parse_text(text, file="").root
+    clean = hide_secrets(root)
+    return text if clean == root or not isinstance(clean, Mapping) else to_yaml(clean)
+
+
+def hide_secrets(node: Node, key: str = "") -> Node:
+    """The tree below a dotted key with *** in place of every secret."""
+    if isinstance(node, Scalar) and node.is_null:
+        return node
+    if is_secret_key(key) or (key == "slurm.env" and not isinstance(node, Mapping)):
+        return Scalar(text=REDACTED, quoted=True, file=node.file, line=node.line)
+    if isinstance(node, Mapping):
+        entries = {name: hide_secrets(child, f"{key}.{name}" if key else name) for name, child in node.entries.items()}
+        return replace(node, entries=entries)
+    if isinstance(node, Sequence):
+        return replace(node, items=tuple(hide_secrets(item, key) for item in node.items))
+    return node
 
 
 def _lines(node: Node, depth: int) -> Iterator[str]:

@@ -10,11 +10,11 @@ import typer
 
 from orchestrator.config.check import CheckResult, run_check
 from orchestrator.config.problems import Severity, format_problem
+from orchestrator.config.secret_names import REDACTED, is_secret_key
 from orchestrator.config.site import find_site
 from orchestrator.config.spec import RunSpec
 from orchestrator.errors import UsageError
 from orchestrator.state.records import LaunchFacts
-from orchestrator.submit.quoting import REDACTED, is_secret
 from orchestrator.submit.redact import redact
 from orchestrator.views.human import size as human_size
 
@@ -116,7 +116,7 @@ def values(result: CheckResult) -> Iterator[str]:
             sections[name] = getattr(result.spec, name).model_dump(mode="json")
     leaves = dict(_leaves(result.merged)) | dict(_leaves(sections))
     for key in sorted(leaves):
-        value = REDACTED if key.startswith("slurm.env.") and is_secret(key.removeprefix("slurm.env.")) else leaves[key]
+        value = REDACTED if leaves[key] is not None and is_secret_key(key) else leaves[key]
         yield f"{key} = {json.dumps(value, ensure_ascii=False)}    [{_origin(key, result.origins)}]"
 
 
