@@ -112,6 +112,8 @@ def _incident(view: RunView) -> IncidentView | None:
 
 
 def _happened(view: RunView) -> str:
+    if _is_unread(view):
+        return f"Not known: {view.state_reason}."
     if (lost := _lost(view)) is not None:
         return f"attempt {lost.attempt} was lost: {lost.reason or view.state_reason or 'no reason is known'}"
     if not view.incidents:
@@ -121,6 +123,11 @@ def _happened(view: RunView) -> str:
     message = incident.message or "no message"
     more = f" ({plural(len(view.incidents), 'incident')} in all)" if len(view.incidents) > 1 else ""
     return f"{incident.failure_class or 'unknown'}{': ' + where if where else ''}: {message}{more}"
+
+
+def _is_unread(view: RunView) -> bool:
+    """Something of the ledger could not be read: silence there is not peace."""
+    return view.state is RunState.UNKNOWN and bool(view.problems)
 
 
 def _did(view: RunView) -> str:
@@ -140,6 +147,8 @@ def _did(view: RunView) -> str:
 
 
 def _cost(view: RunView) -> str:
+    if _is_unread(view):
+        return "Not known."
     incident = _incident(view)
     if _lost(view) is not None:
         return "Not measured: whoever measures it was lost too. `pawl status` shows where the wall time went."
@@ -197,7 +206,7 @@ def _todo(view: RunView) -> str:
         case RunState.QUEUED:
             return f"Nothing: it starts by itself. `pawl watch {run}` shows it; `pawl cancel {run}` gives it up."
         case RunState.UNKNOWN:
-            return f"Look at {view.run_dir}/ledger: it must hold at least one readable line."
+            return f"Repair or restore {view.run_dir}/ledger; `pawl status {run}` lists what cannot be read."
         case _:
             return f"Nothing: it goes on by itself. `pawl watch {run}` shows it, `pawl drain {run}` stops it in order."
 

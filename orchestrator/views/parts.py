@@ -46,8 +46,13 @@ _LIVE = {RunState.STARTING, RunState.TRAINING, RunState.RECOVERING}
 SILENCE_INTERVALS = 3
 
 
-def state_of(history: History, events: Sequence[Event], supervisor_alive: bool | None) -> tuple[RunState, str | None]:
-    """(state, one sentence why, if there is one to say)."""
+def state_of(
+    history: History, events: Sequence[Event], supervisor_alive: bool | None, unread: Sequence[str] = ()
+) -> tuple[RunState, str | None]:
+    """(state, one sentence why, if there is one to say). `unread`: parts of the ledger that could not be read."""
+    if unread:
+        # What that writer said may be the run's end: the rest alone would tell of a run that waits or trains.
+        return RunState.UNKNOWN, f"ledger/{unread[0]}, so what it says is not known"
     if not events:
         return RunState.UNKNOWN, "its ledger holds nothing that can be read"
     state = _LEDGER_STATE.get(history.state)

@@ -50,6 +50,7 @@ class RunInputs:
     supervisor_alive: bool | None = None
     requests: tuple[Request, ...] = ()
     targets: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -69,7 +70,7 @@ def build_view(inputs: RunInputs) -> RunView:
     """What the inputs say, as one record. Pure."""
     history = replay(inputs.events)
     decisions = decisions_of(inputs.events)
-    state, reason = state_of(history, inputs.events, inputs.supervisor_alive)
+    state, reason = state_of(history, inputs.events, inputs.supervisor_alive, inputs.unread)
     facts = inputs.facts
     created = next((event for event in inputs.events if event.kind == "run_created"), None)
     said: dict[str, Any] = created.data if created else {}

@@ -385,6 +385,19 @@ def test_resume_goes_on_after_a_drain(
     assert kinds(paths.root)[-5:] == ["attempt_ended", "resumed", "decision", "attempt_intent", "attempt_submitted"]
 
 
+@pytest.mark.parametrize("damaged", ["ledger/other.jsonl", "attempts/0001/claim"])
+def test_a_resume_that_could_launch_nothing_fails(
+    damaged: str, config: Path, started: list[tuple[Mapping[str, Any], Mapping[str, str]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    paths = drained_run(config)
+    (paths.root / damaged).write_bytes(b"\xff\xfe\n")
+    assert run(["resume", "demo", "--runs-root", "runs"]) == 1
+    error = capsys.readouterr().err
+    assert "nothing was launched" in error and Path(damaged).name in error and "controller --once" in error
+    assert len(started) == 1
+
+
 def test_resume_with_changes_writes_a_whole_revision(
     config: Path, started: list[tuple[Mapping[str, Any], Mapping[str, str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:

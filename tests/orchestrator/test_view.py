@@ -19,6 +19,7 @@ from orchestrator.state.train_lines import (
     parse_step_lines,
     parse_validation_lines,
 )
+from orchestrator.views.explain import explanation
 from orchestrator.views.read import read_run
 from orchestrator.views.records import RunState, RunView
 from orchestrator.views.run_view import RunInputs, build_view, run_steps, run_view, to_json
@@ -155,6 +156,21 @@ def test_damage_is_named_and_never_raises(tmp_path: Path) -> None:
     broken = next(c for c in view.checkpoints if c.name == story.checkpoints[0])
     assert not broken.counts
     assert "manifest" in (broken.why_not or "")
+
+
+def test_a_ledger_file_that_cannot_be_read_makes_the_state_unknown(tmp_path: Path) -> None:
+    """The rest of the ledger would tell of a run that still waits for its first attempt to begin."""
+    story = rough()
+    run_dir = story.write(tmp_path)
+    file = next(RunPaths(run_dir).ledger.iterdir())
+    file.with_name("other.jsonl").write_bytes(b"\xff\x00 no text \n")
+    view = run_view(run_dir, now=story.now)
+    assert view.state is RunState.UNKNOWN
+    assert "ledger/other.jsonl: cannot be read" in (view.state_reason or "")
+    assert view.problems[0] == "ledger/other.jsonl: cannot be read"
+    answers = explanation(view)
+    assert "other.jsonl" in answers.what_happened and answers.what_it_cost == "Not known."
+    assert f"{run_dir}/ledger" in answers.what_you_can_do
 
 
 def test_beats_give_ranks_their_pids_and_phases(tmp_path: Path) -> None:

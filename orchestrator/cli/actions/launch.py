@@ -36,6 +36,8 @@ from orchestrator.supervise.ports import is_free
 
 _PREVIEW_NONCE = "preview"
 _ENDING_S = 60.0
+# Rules of the controller that wait until a person has looked.
+_NOTHING_LAUNCHED = ("run-dir-unreadable", "attempt-unknown")
 _ORCHESTRATOR_KEYS = ("slurm", "recovery", "monitoring", "launcher", "notify")
 
 
@@ -208,6 +210,11 @@ def resume_run(run: str, *, overrides: tuple[str, ...], why: str, runs_root: Pat
     for line in resume_paths(paths, overrides=overrides, why=why, by=whoami(), now_unix=time.time()):
         typer.echo(line)
     result = _launch_after(paths, wait_s=_ENDING_S)
+    if result.decision is not None and result.decision.rule in _NOTHING_LAUNCHED:
+        raise PawlError(
+            f"{paths.root.name} may go on, but nothing was launched: {result.done}. When that is settled, "
+            "`pawl controller --once` launches it."
+        )
     typer.echo(f"{paths.root.name}: {result.done}.")
     return 0
 
