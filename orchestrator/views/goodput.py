@@ -5,9 +5,12 @@
     a fault:  last step ─recompute─ fault ─hang─ noticed ─recovery (backoff inside)─ next cycle_started
 
 Time is painted on a tape with one cursor, in whole microseconds, so nothing is counted twice and nothing is left out:
-the sum is end − begin by construction. Work of a step is *provisional* until a checkpoint that counts covers it; then
+the sum is the wall time by construction. Work of a step is *provisional* until a checkpoint that counts covers it; then
 it is productive for ever, or, when a later cycle resumed from before it, recompute. Time whose cause is not settled yet
 (the step in progress, a start in progress) is provisional as well, so no settled category ever shrinks.
+
+A run that is done, drained or cancelled is over: its wall time ends there. Resumed from a drain, the time between is
+`drained`; resumed from a cancel, it is left out, for in it there was no run.
 
 `start` is also the stopping of a clean end. Rank-seconds weigh the same time by the ranks the attempt held.
 """
@@ -23,7 +26,7 @@ from orchestrator.state.rundir import CheckpointName
 from orchestrator.state.train_lines import StepLine, ValidationLine, finite
 from orchestrator.views.goodput_tape import Account, Category, Tape
 
-_ENDS = {"done", "drained", "cancelled", "failed"}
+_CLEAN = {"done", "drained", "cancelled", "failed", "continue"}
 _CLOSES_CYCLE = {"attempt_ended", "attempt_started", "attempt_intent", "run_done", "run_held", "run_failed", "resumed"}
 
 
@@ -103,6 +106,8 @@ class _Mode(StrEnum):
     STOPPING = "stopping"
     RECOVERY = "recovery"
     HELD = "held"
+    DRAINED = "drained"
+    CANCELLED = "cancelled"
     ENDED = "ended"
 
 
@@ -113,6 +118,7 @@ _COLOUR = {
     _Mode.RECOVERY: Category.RECOVERY,
     _Mode.HELD: Category.HELD,
 }
+_OVER = {_Mode.DRAINED, _Mode.CANCELLED, _Mode.ENDED}
 
 
 class _Painter:
@@ -144,14 +150,17 @@ class _Painter:
             self._mode = _next_mode(self._mode, item.event)
             self._note_ranks(item.event)
             index += 1
-        if self._timed and self._mode is not _Mode.ENDED:
+        if self._timed and self._mode not in _OVER:
             self._idle_to(self._end_us)
 
     def _paint_gap(self, item: _Timed) -> None:
-        if self._mode is not _Mode.ENDED:
+        if self._mode not in _OVER:
             self._idle_to(item.us)
-        elif _next_mode(self._mode, item.event) is not _Mode.ENDED:
-            self.tape.to(item.us, Category.HELD)
+        elif item.event.kind == "cycle_started" or _next_mode(self._mode, item.event) not in _OVER:
+            if self._mode is _Mode.CANCELLED:
+                self.tape.skip_to(item.us)
+            else:
+                self.tape.to(item.us, Category.DRAINED if self._mode is _Mode.DRAINED else Category.HELD)
 
     def _idle_to(self, us: int) -> None:
         """Paint time outside of cycles; a decided wait inside it is backoff."""
@@ -186,7 +195,7 @@ class _Painter:
         incident = next((t for t in reversed(inside) if t.event.kind == "incident"), None)
         self._paint_tail(incident, end_us, is_open=is_open, trained=bool(lines))
         outcome = None if is_open else self._timed[close].event.data.get("outcome")
-        clean = incident is None and outcome in (*_ENDS, "continue")
+        clean = incident is None and outcome in _CLEAN
         self._mode = _Mode.STOPPING if clean else _Mode.RECOVERY
         return close
 
@@ -201,7 +210,7 @@ class _Painter:
         first_us = _micros(first.unix) - _span_us(first.step_time_s) - _span_us(first.save_s)
         total = max(0, first_us - self.tape.cursor)
         if running is None and is_open:
-            self.tape.to(first_us, Category.PROVISIONAL)
+            self.tape.start_to(first_us)
             return
         data = running.event.data if running else {}
         start = min(total, _span_us(data["start_s"]) if finite(data.get("start_s")) else total)
@@ -211,6 +220,7 @@ class _Painter:
         self.tape.to(first_us, Category.RESTORE if resumed else Category.START)
 
     def _paint_step(self, line: StepLine, limit_us: int) -> None:
+        self.tape.has_trained = True
         end = min(_micros(line.unix), limit_us)
         gap = max(0, end - self.tape.cursor)
         save = min(gap, _span_us(line.save_s))
@@ -245,8 +255,10 @@ class _Painter:
             self.tape.to(noticed_us, Category.HANG)
             self._mode = _Mode.RECOVERY
             self._idle_to(end_us)
-        elif is_open:
+        elif is_open and trained:
             self.tape.to(end_us, Category.PROVISIONAL)
+        elif is_open:
+            self.tape.start_to(end_us)
         else:
             self.tape.to(self._eval_before(end_us) or self.tape.cursor, Category.EVAL)
             self.tape.to(end_us, Category.START)
@@ -271,6 +283,10 @@ def _closes(event: Event, epoch: Epoch) -> bool:
     return event.kind in _CLOSES_CYCLE
 
 
+_PARKED = {"drained": _Mode.DRAINED, "cancelled": _Mode.CANCELLED}
+_OUTCOMES = {**_PARKED, "done": _Mode.ENDED, "failed": _Mode.ENDED, "held": _Mode.HELD}
+
+
 def _next_mode(mode: _Mode, event: Event) -> _Mode:
     """The mode after `event`. An ended run stays ended until someone resumes it or an attempt begins."""
     match event.kind:
@@ -282,13 +298,12 @@ def _next_mode(mode: _Mode, event: Event) -> _Mode:
             return _Mode.ENDED
         case "run_held":
             # Drained and cancelled runs are parked at a person's word: nobody keeps them waiting.
-            return _Mode.ENDED if event.data.get("rule") in ("drained", "cancelled") else _Mode.HELD
-    if mode is _Mode.ENDED:
+            return _PARKED.get(str(event.data.get("rule")), _Mode.HELD)
+    if mode in _OVER:
         return mode
     match event.kind:
         case "attempt_ended":
-            outcome = event.data.get("outcome")
-            return _Mode.ENDED if outcome in _ENDS else _Mode.HELD if outcome == "held" else _Mode.QUEUE
+            return _OUTCOMES.get(str(event.data.get("outcome")), _Mode.QUEUE)
         case "incident" if mode is not _Mode.HELD:
             return _Mode.RECOVERY
         case _:

@@ -26,6 +26,7 @@ COLOURS = {
     Category.RECOVERY: "#b8527e",
     Category.BACKOFF: "#d99ab8",
     Category.HELD: "#6f5147",
+    Category.DRAINED: "#a39a8f",
 }
 MEANINGS = {
     Category.PRODUCTIVE: "steps that a checkpoint holds",
@@ -44,6 +45,7 @@ MEANINGS = {
     Category.RECOVERY: "evidence, teardown, decision",
     Category.BACKOFF: "waiting before a restart",
     Category.HELD: "waiting for a person",
+    Category.DRAINED: "drained, until it was resumed",
 }
 
 

@@ -1,6 +1,7 @@
 """Wall time is accounted for to the microsecond, whatever the ledger says, and settled time never shrinks."""
 
 import math
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -72,6 +73,75 @@ def test_held_time_counts_until_somebody_resumes() -> None:
     assert held.micros[Category.PRODUCTIVE] == 0
 
 
+def ended_by_a_person(verb: str, resumed_after_s: float | None) -> Story:
+    """Twelve steps, ended at a person's word, parked by a controller a minute later; perhaps resumed."""
+    story = Story()
+    story.create()
+    story.attempt()
+    story.cycle()
+    story.steps(11)
+    story.wait(0.5)
+    story.event("cycle_ended", {"outcome": verb, "exit_code": 75, "step": story.step})
+    story.event("attempt_ended", {"outcome": verb, "reason": "as asked", "rule": "leave"})
+    story.wait(60)
+    story.event("run_held", {"rule": verb, "reason": "a person asked"}, writer="ctl")
+    if resumed_after_s is not None:
+        story.wait(resumed_after_s - 60)
+        story.event("resumed", {"by": "ada"}, writer="cli")
+        story.attempt()
+        story.cycle()
+        story.steps(3)
+    return story
+
+
+@pytest.mark.parametrize("verb", ["drained", "cancelled"])
+def test_a_run_that_its_user_ended_does_not_age(verb: str) -> None:
+    story = ended_by_a_person(verb, None)
+    alive = account_of(story, now=story.now - 60)
+    later = account_of(story, now=story.now + 86_400)
+    assert later.wall_us == alive.wall_us
+    assert later.micros[Category.HELD] == later.micros[Category.DRAINED] == 0
+
+
+def test_the_time_until_a_drained_run_is_resumed_is_drained() -> None:
+    story = ended_by_a_person("drained", 3600)
+    result = account_of(story)
+    assert result.seconds(Category.DRAINED) == pytest.approx(3600)
+    assert result.micros[Category.HELD] == 0
+    assert result.wall_s == pytest.approx(story.now - T0)
+
+
+def test_the_time_until_a_cancelled_run_is_resumed_is_no_time_of_the_run() -> None:
+    story = ended_by_a_person("cancelled", 3600)
+    result = account_of(story)
+    assert result.micros[Category.HELD] == result.micros[Category.DRAINED] == 0
+    assert result.wall_s == pytest.approx(story.now - T0 - 3600)
+    assert sum(result.micros.values()) == result.wall_us
+
+
+def test_before_the_first_step_there_is_no_goodput() -> None:
+    story = Story()
+    story.create()
+    story.attempt()
+    story.cycle(run_first_step=False)
+    story.wait(5.0)
+    starting = account_of(story)
+    assert starting.seconds(Category.PROVISIONAL) == pytest.approx(5.0)
+    assert starting.productive_ratio is None and starting.ettr is None
+
+
+def test_a_start_in_progress_is_no_work() -> None:
+    story = clean()
+    story.events = [event for event in story.events if event.kind not in ("run_done", "attempt_ended")]
+    before = account_of(story)
+    work = (before.productive_ratio or 0.0) * before.wall_s
+    story.attempt()
+    story.cycle(run_first_step=False)
+    story.wait(1000.0)
+    after = account_of(story)
+    assert (after.productive_ratio or 0.0) * after.wall_s == pytest.approx(work)
+
+
 def test_a_finished_run_does_not_age() -> None:
     story = clean()
     assert account_of(story, now=story.now + 86_400).wall_us == account_of(story).wall_us
@@ -123,7 +193,8 @@ def ledgers(draw: st.DrawFn) -> list[Event]:
     events = []
     for seq in range(draw(st.integers(0, 14))):
         data = {
-            "outcome": draw(st.sampled_from(["done", "held", "continue", "lost", "crashed", "drained"])),
+            "outcome": draw(st.sampled_from(["done", "held", "continue", "lost", "crashed", "drained", "cancelled"])),
+            "rule": draw(st.sampled_from(["drained", "cancelled", "crash-loop"])),
             "backoff_s": draw(durations),
             "start_s": draw(durations),
             "load_s": draw(durations),
@@ -159,12 +230,16 @@ def test_categories_sum_to_wall_time_exactly(events: list[Event], lines: list[St
     assert sum(result.micros.values()) == result.wall_us
     assert all(value >= 0 for value in result.micros.values())
     assert all(value >= 0 for value in result.rank_micros.values())
+    assert 0 <= result.starting_us <= result.micros[Category.PROVISIONAL]
+
+
+_ENDED = [partial(ended_by_a_person, verb, 3600.0) for verb in ("drained", "cancelled")]
 
 
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_settled_time_never_shrinks_while_the_story_is_told(data: st.DataObject) -> None:
-    story = data.draw(st.sampled_from([clean, rough, crash_loop]))()
+    story = data.draw(st.sampled_from([clean, rough, crash_loop, *_ENDED]))()
     moments = sorted(data.draw(st.lists(st.floats(T0, story.now), min_size=2, max_size=6)))
     lines = story.step_lines()
     previous: Account | None = None
