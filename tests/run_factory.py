@@ -355,8 +355,8 @@ def rough() -> Story:
     story.attempt()
     story.cycle()
     story.steps(22)
-    story.logs.append((story.epoch, "node0", "[rank0] loading\n" + "[rank0] step took long\n" * 3))
-    story.logs.append((story.epoch, "node1", "[rank2] loading\n"))
+    story.logs.append((story.epoch, "node0", "[rank0]: loading\n" + "[rank0]: step took long\n" * 3))
+    story.logs.append((story.epoch, "node1", "[rank2]: loading\n"))
     story.fault(
         incident="i1",
         cls="node_down",

@@ -204,6 +204,8 @@ def _torchrun(*, run_dir: Path, python: str, config: str) -> tuple[str, ...]:
         str(Path(python).parent / "torchrun"),
         *("--nnodes={nnodes}", "--node-rank={node_rank}", "--nproc-per-node={ranks_per_node}"),
         *("--master-addr={master_addr}", "--master-port={master_port}", "--max-restarts=0"),
+        # Labels what each rank writes, then becomes the command behind it.
+        *("-m", "orchestrator.agent.label"),
         *("-m", "trainer", "train", "--config-file", str(run_dir / config), "--run-dir", str(run_dir)),
         *("--cycle", "{cycle_file}", "--shm", "{shm}"),
     )

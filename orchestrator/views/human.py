@@ -1,9 +1,29 @@
 """Numbers as people read them: with units, three figures at most, and a dash for what is unknown."""
 
+import re
 import time
 
 UNKNOWN = "—"
 _SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+# CSI … letter, OSC … BEL or ST, other escapes of two characters; their eight-bit forms; then whatever is left of them.
+_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]"
+)
+# Controls, what turns the direction of writing, and halves of characters, which no terminal takes.
+_HARMFUL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def harmless(text: str) -> str:
+    """Text from a file as one line that a terminal only shows: no control sequences, which it might obey.
+
+    Line feeds and other controls become spaces; escape sequences vanish. Every surface that writes on a terminal
+    passes foreign text through here: names, messages, reasons, log lines.
+    """
+    return _HARMFUL.sub(" ", _SEQUENCE.sub("", text))
 
 
 def duration(seconds: float | None) -> str:

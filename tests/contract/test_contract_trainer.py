@@ -122,12 +122,12 @@ def test_the_command_the_agent_starts_is_one_the_trainer_understands() -> None:
     )
     assert not any("{" in word for word in argv)
     at = argv.index("-m")
-    assert argv[at : at + 3] == ("-m", "trainer", "train")
+    assert argv[at : at + 5] == ("-m", "orchestrator.agent.label", "-m", "trainer", "train")
     torchrun = dict(word.partition("=")[::2] for word in argv[1:at])
     assert torchrun["--max-restarts"] == "0"
     assert torchrun["--node-rank"] == "1"
     command = next(command for command in COMMANDS if command.name == "train")
-    launch = read_launch(parser_for(command).parse_args(list(argv[at + 3 :])), {"RANK": "5", "WORLD_SIZE": "8"})
+    launch = read_launch(parser_for(command).parse_args(list(argv[at + 5 :])), {"RANK": "5", "WORLD_SIZE": "8"})
     paths = RunPaths(Path("/scratch/my runs/demo"))
     assert launch.config_file == paths.config
     assert launch.cycle_dir == paths.cycle(3, 1)

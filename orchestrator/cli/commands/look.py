@@ -52,7 +52,7 @@ def logs(
     """Output of all ranks merged, identical lines folded.
 
     \b
-    pawl logs demo              everything of the newest cycle
+    pawl logs demo              everything, cycle after cycle
     pawl logs demo -f           follow; Ctrl-C leaves the run going
     pawl logs demo --rank 3     one rank
     """

@@ -25,5 +25,6 @@ export http_proxy='$(id) '"'"'x'"'"''
 
 exec /opt/pawl/bin/python -m orchestrator supervise --run-dir /scratch/runs/demo --attempt 3 --launcher slurm -- \
   /opt/pawl/bin/torchrun '--nnodes={nnodes}' '--node-rank={node_rank}' '--nproc-per-node={ranks_per_node}' \
-    '--master-addr={master_addr}' '--master-port={master_port}' --max-restarts=0 -m trainer train --config-file \
-    /scratch/runs/demo/run.yaml --run-dir /scratch/runs/demo --cycle '{cycle_file}' --shm '{shm}'
+    '--master-addr={master_addr}' '--master-port={master_port}' --max-restarts=0 -m orchestrator.agent.label -m \
+    trainer train --config-file /scratch/runs/demo/run.yaml --run-dir /scratch/runs/demo --cycle '{cycle_file}' \
+    --shm '{shm}'
