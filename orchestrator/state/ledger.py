@@ -76,15 +76,18 @@ def read(run_dir: Path) -> LedgerView:
     """The whole ledger of a run; an unreadable file or folder is reported, not an empty ledger."""
     folder = RunPaths(run_dir).ledger
     names = list_names(folder)
+    if not names and not folder.is_dir():
+        # Every run is made with this folder: without it nothing is known, which is not "nothing happened".
+        return LedgerView(unread=("ledger/: the folder is missing",))
     if names is None:
-        return LedgerView(unread=(f"{folder.name}/: cannot be listed",))
+        return LedgerView(unread=("ledger/: cannot be listed",))
     views = []
     for name in names:
         if not name.endswith(".jsonl"):
             continue
         text = read_text(folder / name)
         if text is None:
-            views.append(LedgerView(unread=(f"{name}: cannot be read",)))
+            views.append(LedgerView(unread=(f"ledger/{name}: cannot be read",)))
         else:
             views.append(parse_lines(text, name=name))
     return merge(tuple(views))

@@ -5,8 +5,8 @@ to do now (the exact command), and where the evidence lies. Pure: RunView → te
 import shlex
 from dataclasses import asdict, dataclass
 
-from orchestrator.views.human import duration, number, plural, rate, ratio
-from orchestrator.views.records import AttemptView, DecisionView, IncidentView, RunState, RunView
+from orchestrator.views.human import duration, harmless, moment, number, plural, rate, ratio
+from orchestrator.views.records import AttemptView, DecisionView, IncidentView, RequestView, RunState, RunView
 
 TITLES = ("What happened", "What pawl did", "What it cost", "State now", "What you can do", "Evidence")
 
@@ -72,6 +72,9 @@ def place(incident: IncidentView) -> str:
 
 def action_words(decision: DecisionView) -> str:
     """A decision as a sentence without subject: "started a new cycle (L2) without node1, from step-…"."""
+    if is_parting(decision):
+        # The ledger's word for it is a hold, but nobody waits: the run's own user ended it.
+        return f"left the run {decision.rule}, as a person asked"
     what = _ACTIONS.get(decision.action or "", decision.action or "decided")
     level = f" ({decision.level})" if decision.level else ""
     without = f" without {', '.join(decision.exclude)}" if decision.exclude else ""
@@ -97,8 +100,56 @@ _ACTIONS = {
 }
 
 
+def is_parting(decision: DecisionView) -> bool:
+    """The controller parked a run that a person drained or cancelled."""
+    return decision.action == "hold" and decision.rule in _PARTINGS.values()
+
+
+_PARTINGS = {"drain": "drained", "cancel": "cancelled"}
+_ENDED_BY_A_PERSON = {RunState.DRAINED: "drain", RunState.CANCELLED: "cancel"}
+
+
+def _parting(view: RunView) -> RequestView | None:
+    """The request that ended a drained or cancelled run, as far as it is recorded."""
+    verb = _ENDED_BY_A_PERSON.get(view.state)
+    return next((request for request in reversed(view.requests) if request.verb == verb), None)
+
+
+def _parted(view: RunView) -> str:
+    """Who or what ended a run that ended at a person's word."""
+    request = _parting(view)
+    before = f" ({plural(len(view.incidents), 'incident')} before)" if view.incidents else ""
+    if request is None:
+        return f"A person {_PARTINGS[_ENDED_BY_A_PERSON[view.state]]} the run; who is not recorded{before}."
+    who, when = request.by or "a person whose name is not recorded", moment(request.unix)
+    return f"{who} asked the run to {request.verb}, {when} (request {request.id}){before}."
+
+
+def _parting_done(view: RunView) -> str:
+    request, newest = _parting(view), view.newest_checkpoint
+    rule = f" [{view.attempts[-1].rule}]" if view.attempts and view.attempts[-1].rule else ""
+    if not view.attempts:
+        return "Did not launch it: no attempt was made."
+    if view.state is RunState.CANCELLED:
+        return f"Ended the ranks at once, without a checkpoint{rule}"
+    asked = None if request is None else request.unix
+    committed = None if newest is None else newest.committed_unix
+    if newest is not None and asked is not None and committed is not None and committed >= asked:
+        return f"Wrote {newest.name} and ended attempt {view.attempts[-1].attempt}{rule}"
+    return f"Ended attempt {view.attempts[-1].attempt}; no checkpoint was written after the request{rule}"
+
+
+def _goes_on_from(view: RunView) -> str:
+    """What a resume would start from."""
+    if view.newest_checkpoint is not None:
+        return f"goes on from {view.newest_checkpoint.name}"
+    return "starts from the beginning: there is no checkpoint that counts"
+
+
 def _lost(view: RunView) -> AttemptView | None:
     """The newest attempt that ended without a word, when nothing went wrong since: no incident tells of it."""
+    if view.state in _ENDED_BY_A_PERSON:
+        return None
     newest = view.attempts[-1] if view.attempts and view.state is RunState.LOST else None
     lost = newest or next((attempt for attempt in reversed(view.attempts) if attempt.outcome == "lost"), None)
     if lost is None or (view.incidents and view.incidents[-1].epoch > f"a{lost.attempt + 1:04d}"):
@@ -107,13 +158,17 @@ def _lost(view: RunView) -> AttemptView | None:
 
 
 def _incident(view: RunView) -> IncidentView | None:
-    """The newest thing that went wrong, None when that is a lost attempt or nothing."""
+    """The newest thing that went wrong, None when that is a lost attempt, a person's word or nothing."""
+    if view.state in _ENDED_BY_A_PERSON:
+        return None
     return view.incidents[-1] if view.incidents and _lost(view) is None else None
 
 
 def _happened(view: RunView) -> str:
-    if _is_unread(view):
+    if view.state is RunState.UNKNOWN:
         return f"Not known: {view.state_reason}."
+    if view.state in _ENDED_BY_A_PERSON:
+        return _parted(view)
     if (lost := _lost(view)) is not None:
         return f"attempt {lost.attempt} was lost: {lost.reason or view.state_reason or 'no reason is known'}"
     if not view.incidents:
@@ -125,20 +180,19 @@ def _happened(view: RunView) -> str:
     return f"{incident.failure_class or 'unknown'}{': ' + where if where else ''}: {message}{more}"
 
 
-def _is_unread(view: RunView) -> bool:
-    """Something of the ledger could not be read: silence there is not peace."""
-    return view.state is RunState.UNKNOWN and bool(view.problems)
-
-
 def _did(view: RunView) -> str:
     if view.state in (RunState.HELD, RunState.FAILED) and view.stop is not None:
         return (
             f"Stopped relaunching, because {view.stop.reason or 'of no given reason'} [{view.stop.rule or 'no rule'}]"
         )
+    if view.state in _ENDED_BY_A_PERSON:
+        return _parting_done(view)
     decision = view.last_decision
     incident = _incident(view)
     if incident is not None and incident.decision is not None:
         decision = incident.decision
+    if decision is None and view.state is RunState.UNKNOWN:
+        return "Not known."
     if decision is None:
         return "Nothing yet." if not view.attempts else f"Launched {plural(len(view.attempts), 'attempt')}."
     words = action_words(decision)
@@ -147,7 +201,7 @@ def _did(view: RunView) -> str:
 
 
 def _cost(view: RunView) -> str:
-    if _is_unread(view):
+    if view.state is RunState.UNKNOWN:
         return "Not known."
     incident = _incident(view)
     if _lost(view) is not None:
@@ -168,7 +222,8 @@ def _cost(view: RunView) -> str:
     )
     named = " + ".join(f"{name} {duration(value)}" for name, value in parts if value is not None)
     steps = "" if cost.lost_steps is None else f"; {plural(cost.lost_steps, 'step')} trained again"
-    return f"{duration(cost.total_s)} ({named}){steps}"
+    how = f"({named})" if named else "from the fault to the first step of a later attempt"
+    return f"{duration(cost.total_s)} {how}{steps}"
 
 
 def _state(view: RunView) -> str:
@@ -197,7 +252,7 @@ def _todo(view: RunView) -> str:
         case RunState.DONE:
             return f"`pawl export {run} --out DIR` for the model, `pawl report {run}` for the page."
         case RunState.DRAINED | RunState.CANCELLED:
-            return f"`pawl resume {run}` goes on from the newest checkpoint."
+            return f"`pawl resume {run}` {_goes_on_from(view)}."
         case RunState.CREATED | RunState.LOST:
             return "`pawl controller --once` looks at it and goes on."
         case RunState.QUEUED if view.attempts and view.attempts[-1].outcome is not None:
@@ -228,5 +283,4 @@ def _evidence(view: RunView) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Without line feeds and control characters: a message of a rank must not write on the terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return " ".join(harmless(text).split())

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from orchestrator.state.counting import Counting
+from orchestrator.state.counting import Counting, resume_step
+from orchestrator.state.epochs import Epoch
 from orchestrator.state.history import AttemptHistory, History, IncidentHistory
 from orchestrator.state.history import RunState as LedgerState
 from orchestrator.state.records import Cycle, Event, Request
@@ -52,7 +53,7 @@ def state_of(
     """(state, one sentence why, if there is one to say). `unread`: parts of the ledger that could not be read."""
     if unread:
         # What that writer said may be the run's end: the rest alone would tell of a run that waits or trains.
-        return RunState.UNKNOWN, f"ledger/{unread[0]}, so what it says is not known"
+        return RunState.UNKNOWN, f"{unread[0]}, so what it says is not known"
     if not events:
         return RunState.UNKNOWN, "its ledger holds nothing that can be read"
     state = _LEDGER_STATE.get(history.state)
@@ -80,7 +81,9 @@ def stop_of(history: History, state: RunState) -> StopView | None:
     if not state.is_over:
         return None
     if history.parked is not None:
-        return StopView(rule=history.parked.rule, reason=history.parked.reason, hint=history.parked.hint or None)
+        # Where a drained or cancelled run goes on is for the reader to say, who sees its checkpoints as they are now.
+        hint = None if history.parked.rule in _PARKED_STATE else history.parked.hint or None
+        return StopView(rule=history.parked.rule, reason=history.parked.reason, hint=hint)
     attempt = history.last_attempt
     return None if attempt is None else StopView(rule=attempt.rule, reason=attempt.reason or None, hint=None)
 
@@ -98,6 +101,7 @@ def attempts_of(history: History, events: Iterable[Event]) -> tuple[AttemptView,
             started_unix=attempt.started_unix,
             ended_unix=attempt.ended_unix,
             outcome=attempt.outcome,
+            rule=attempt.rule,
             reason=attempt.reason or None,
         )
         for attempt in history.attempts
@@ -143,12 +147,44 @@ def _decision(event: Event) -> DecisionView:
 def incidents_of(
     history: History, events: Iterable[Event], decisions: Sequence[DecisionView]
 ) -> tuple[IncidentView, ...]:
-    """Incidents in the order they were noticed, each with its cost once recovered and the decision that followed."""
-    recovered = {_text(event.data.get("incident")): event for event in events if event.kind == "recovered"}
-    return tuple(_incident(incident, recovered.get(incident.id), decisions) for incident in history.incidents)
+    """Incidents in the order they were noticed, each with its cost once recovered and the decision that followed.
+
+    The supervisor that saw the fault measures the recovery; where its attempt ended with the fault, the first step of
+    the next attempt tells when it was over.
+    """
+    known = tuple(events)
+    measured = {_text(event.data.get("incident")): event for event in known if event.kind == "recovered"}
+    stepped = {event.epoch: event.unix for event in known if event.kind == "cycle_running"}
+    views = []
+    for place, incident in enumerate(history.incidents):
+        said = measured.get(incident.id)
+        over = (said.unix, _cost(said.data)) if said else None
+        following = history.incidents[place + 1] if place + 1 < len(history.incidents) else None
+        views.append(_incident(incident, over or _in_a_later_attempt(incident, following, history, stepped), decisions))
+    return tuple(views)
 
 
-def _incident(incident: IncidentHistory, recovered: Event | None, decisions: Sequence[DecisionView]) -> IncidentView:
+def _in_a_later_attempt(
+    incident: IncidentHistory, following: IncidentHistory | None, history: History, stepped: dict[Epoch, float]
+) -> tuple[float, CostView] | None:
+    """(when it was over, its cost) by the first cycle of a later attempt that trained before the next incident."""
+    later = next((c for c in history.cycles if c.epoch > incident.epoch and c.epoch in stepped), None)
+    if later is None or later.epoch.attempt == incident.epoch.attempt:
+        return None
+    if following is not None and following.epoch < later.epoch:
+        return None
+    failed = next((c for c in history.cycles if c.epoch == incident.epoch), None)
+    reached, resumed = failed.last_step if failed else None, resume_step(later.resume_from)
+    lost = None if reached is None or resumed is None else max(0, reached - resumed)
+    since = incident.unix if incident.fault_unix is None else incident.fault_unix
+    parts = dict.fromkeys(("detection_s", "teardown_s", "backoff_s", "start_s", "load_s"))
+    total_s = max(0.0, stepped[later.epoch] - since)
+    return stepped[later.epoch], CostView(**parts, total_s=total_s, lost_steps=lost)
+
+
+def _incident(
+    incident: IncidentHistory, over: tuple[float, CostView] | None, decisions: Sequence[DecisionView]
+) -> IncidentView:
     return IncidentView(
         id=incident.id,
         unix=incident.unix,
@@ -163,8 +199,8 @@ def _incident(incident: IncidentHistory, recovered: Event | None, decisions: Seq
         message=incident.message or None,
         evidence=incident.evidence,
         fault_unix=incident.fault_unix,
-        recovered_unix=recovered.unix if recovered else None,
-        cost=_cost(recovered.data) if recovered else None,
+        recovered_unix=over[0] if over else None,
+        cost=over[1] if over else None,
         decision=next((d for d in decisions if d.unix >= incident.unix), None),
     )
 

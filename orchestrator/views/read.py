@@ -37,7 +37,7 @@ def read_run(run_dir: Path, now: float | None = None) -> RunInputs:
     paths = RunPaths(run_dir)
     seen = time.time() if now is None else now
     book = ledger.read(run_dir)
-    problems = [*(f"ledger/{name}" for name in book.unread), *book.problems]
+    problems = [*book.unread, *(f"ledger/{problem}" for problem in book.problems)]
     lines, validation = _read_lines(paths, problems)
     facts = parse_launch_facts(read_text(paths.launch_facts))
     if isinstance(facts, Unreadable):

@@ -116,6 +116,7 @@ class AttemptView:
     started_unix: float | None
     ended_unix: float | None
     outcome: str | None
+    rule: str | None
     reason: str | None
 
 
@@ -148,7 +149,10 @@ class CheckpointView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostView:
-    """What an incident cost: fault → noticed → torn down (→ waited) → started → loaded; lost steps were redone."""
+    """What an incident cost: fault → noticed → torn down (→ waited) → started → loaded; lost steps were redone.
+
+    The parts are None where another attempt trained on: only the sum can be known then.
+    """
 
     detection_s: float | None
     teardown_s: float | None

@@ -157,7 +157,9 @@ def steps_text(view: RunView) -> str:
 
 
 def goodput_text(view: RunView) -> str:
-    """The categories that took time, largest first."""
+    """The categories that took time, largest first; nothing before a first step has shown what the start was."""
+    if view.goodput.productive_ratio is None:
+        return "shown from the first step on"
     seconds = view.goodput.seconds
     taken = sorted((c for c in Category if seconds[c] > 0), key=lambda c: seconds[c], reverse=True)
     return ", ".join(f"{str(c).replace('_', ' ')} {duration(seconds[c])}" for c in taken) or UNKNOWN

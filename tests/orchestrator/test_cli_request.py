@@ -4,10 +4,12 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import launch_cases as cases
 import pytest
+from run_factory import Story
 
 from orchestrator.cli.actions import request as action
 from orchestrator.cli.app import run
@@ -20,6 +22,8 @@ from orchestrator.state.requests import acknowledge, read_requests
 from orchestrator.state.rundir import RunPaths
 from orchestrator.submit import submit
 from orchestrator.views import logs
+from orchestrator.views.records import CheckpointView, RunView
+from orchestrator.views.run_view import RunInputs, build_view
 
 
 @pytest.fixture
@@ -39,6 +43,10 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     supervisor.append(Epoch(1, 1, 1), "cycle_started", {"nodes": ["node0"], "resume_from": None, "world_size": 8})
     supervisor.append(Epoch(1, 1, 1), "cycle_running", {"step": 1, "start_s": 1.0, "load_s": 0.0})
     return made
+
+
+def view_of(story: Story) -> RunView:
+    return build_view(RunInputs(now=story.now, run_dir="runs/demo", events=tuple(story.events)))
 
 
 @pytest.fixture
@@ -64,7 +72,7 @@ def answer(paths: RunPaths) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(
     ("verb", "word", "said"),
-    [("drain", "drained", "last checkpoint"), ("cancel", "cancelled", "was ended"), ("save-now", "saved", "trains on")],
+    [("drain", "drained", "nothing running"), ("cancel", "cancelled", "was ended"), ("save-now", "saved", "trains on")],
 )
 def test_an_answered_request_says_what_happened(
     verb: str, word: str, said: str, paths: RunPaths, answer: list[str], capsys: pytest.CaptureFixture[str]
@@ -72,7 +80,32 @@ def test_an_answered_request_says_what_happened(
     answer.append(word)
     assert run([verb, "demo", "--timeout", "20"]) == 0
     assert said in capsys.readouterr().out
-    assert list_names(paths.control) == ()
+    deadline = time.monotonic() + 20
+    while list_names(paths.control) != ():  # whoever acknowledges removes the file after the ledger's line
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_drain_claims_a_checkpoint_only_when_there_is_a_new_one() -> None:
+    story = Story()
+    story.create()
+    story.attempt()
+    story.cycle()
+    before = view_of(story)
+    assert action.answer("drained", before=before, after=before) == (
+        "demo had nothing running that could write a newer checkpoint and ended. Go on from the beginning with: "
+        "pawl resume demo"
+    )
+    assert "Go on from the beginning" in action.answer("cancelled", before=before, after=before)
+    found = CheckpointView(
+        name="step-000000007.a0001g01c0001", step=7, epoch="a", bytes=1, committed_unix=1.0, counts=True, why_not=None
+    )
+    after = replace(before, checkpoints=(found,))
+    assert "wrote its last checkpoint and ended. Go on from step-0" in action.answer(
+        "drained", before=before, after=after
+    )
+    assert "nothing running" in action.answer("drained", before=after, after=after)
+    assert "Go on from step-000000007" in action.answer("cancelled", before=after, after=after)
 
 
 def test_another_answer_is_a_failure(paths: RunPaths, answer: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,18 @@
 """Six lines, in order, for a run in any state, with the exact command."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from run_factory import Story, clean, crash_loop, rough
+from run_factory import T0, Story, clean, crash_loop, rough
 
+from orchestrator.views import status
 from orchestrator.views.explain import TITLES, explanation, text, to_json
 from orchestrator.views.records import RunState, RunView
-from orchestrator.views.run_view import RunInputs, build_view
+from orchestrator.views.run_view import RunInputs, build_view, run_view
+from orchestrator.views.watch import news
 
 
 def view_of(story: Story) -> RunView:
@@ -69,7 +73,9 @@ def test_a_supervisor_that_is_gone_is_not_nothing() -> None:
 
 
 def test_a_run_that_was_never_started() -> None:
-    answers = explanation(build_view(RunInputs(now=1.0, run_dir="runs/new")))
+    story = Story()
+    story.create()
+    answers = explanation(view_of(story))
     assert answers.what_happened == "The run was never started."
     assert answers.what_it_cost == "Nothing."
     assert "no step yet" in answers.state_now
@@ -105,3 +111,100 @@ def test_json_has_the_same_six() -> None:
     assert list(to_json(view_of(rough()))) == [
         *("what_happened", "what_pawl_did", "what_it_cost", "state_now", "what_you_can_do", "evidence")
     ]
+
+
+def ended(verb: str, *, steps: int = 11, by: str | None = "ada") -> Story:
+    """A run that a person drained or cancelled after some steps, parked by a controller."""
+    outcome = {"drain": "drained", "cancel": "cancelled"}[verb]
+    story = Story()
+    story.create()
+    story.attempt()
+    story.cycle(run_first_step=steps > 0)
+    story.steps(max(0, steps - 1))
+    story.event("request", {"verb": verb, "id": "01R", "by": by})
+    story.wait(1.0)
+    if verb == "drain" and steps:
+        name = f"step-{story.step:09d}.{story.epoch.text}"
+        story.checkpoints.append(name)
+        story.event("checkpoint_committed", {"name": name, "step": story.step, "bytes": 1})
+    story.event("request_done", {"verb": verb, "id": "01R", "result": outcome})
+    story.event("attempt_ended", {"outcome": outcome, "reason": "as asked", "rule": f"{verb}-requested"})
+    story.event("decision", {"rule": outcome, "action": "hold", "level": "L5", "reason": f"a person {outcome} it"})
+    story.event("run_held", {"rule": outcome, "reason": f"a person {outcome} it", "hint": "from the newest checkpoint"})
+    return story
+
+
+@pytest.mark.parametrize("verb", ["drain", "cancel"])
+@pytest.mark.parametrize("steps", [0, 11])
+def test_a_run_that_its_user_ended_says_who_and_when_and_never_held(verb: str, steps: int, tmp_path: Path) -> None:
+    view = run_view(ended(verb, steps=steps).write(tmp_path), now=T0 + 100)
+    answers = explanation(view)
+    assert answers.what_happened.startswith(f"ada asked the run to {verb}, 20")
+    assert "(request 01R)" in answers.what_happened
+    assert answers.what_it_cost == "Nothing."
+    everything = "\n".join([text(view), status.render(view, width=200), *(item.text for item in news(view))])
+    assert "HELD" not in everything and "L5" not in everything
+    if not steps:
+        assert "newest checkpoint" not in everything
+        assert "starts from the beginning" in answers.what_you_can_do
+    else:
+        assert f"goes on from {view.checkpoints[0].name}" in answers.what_you_can_do
+
+
+def test_a_drain_says_whether_it_wrote_a_checkpoint(tmp_path: Path) -> None:
+    trained = run_view(ended("drain").write(tmp_path / "a"), now=T0 + 100)
+    assert explanation(trained).what_pawl_did.startswith("Wrote step-000000011.a0001g01c0001 and ended attempt 1")
+    idle = ended("drain", steps=0).write(tmp_path / "b")
+    assert "no checkpoint was written" in explanation(run_view(idle, now=T0 + 100)).what_pawl_did
+
+
+def test_an_ending_whose_author_is_not_recorded_says_so(tmp_path: Path) -> None:
+    view = run_view(ended("cancel", by=None).write(tmp_path), now=T0 + 100)
+    assert "whose name is not recorded" in explanation(view).what_happened
+    assert "who is not recorded" in explanation(replace(view, requests=())).what_happened
+
+
+def relaunched(*, trains: bool) -> Story:
+    """An incident ends the attempt; another one follows and, if it trains, comes to the end."""
+    story = Story()
+    story.create()
+    story.attempt()
+    story.cycle()
+    story.steps(14)
+    fault: dict[str, Any] = {"cls": "node_down", "level": "L4", "node": "node0", "rank": None, "phase": "step"}
+    story.fault(incident="i1", message="gone", detection_s=1.0, **fault)
+    story.event("attempt_ended", {"outcome": "continue", "reason": "no node left", "rule": "no-nodes"})
+    story.wait(30)
+    story.attempt()
+    story.cycle(run_first_step=trains)
+    if trains:
+        story.steps(story.train_steps - story.step)
+        story.end()
+    return story
+
+
+def test_a_recovery_in_a_later_attempt_is_measured_by_its_first_step() -> None:
+    view = view_of(relaunched(trains=True))
+    assert explanation(view).what_it_cost.endswith(
+        "from the fault to the first step of a later attempt; 5 steps trained again"
+    )
+    cost = view.incidents[0].cost
+    assert cost is not None and cost.total_s is not None and cost.total_s > 30
+    assert view_of(relaunched(trains=False)).incidents[0].cost is None
+
+
+def test_an_incident_after_the_last_checkpoint_costs_nothing_more() -> None:
+    story = relaunched(trains=False)
+    story.event("run_done", {"step": 60})
+    assert "the last checkpoint was there already" in explanation(view_of(story)).what_it_cost
+
+
+def test_without_its_ledger_a_run_is_not_known_and_the_folder_is_named(tmp_path: Path) -> None:
+    run_dir = clean().write(tmp_path)
+    shutil.rmtree(run_dir / "ledger")
+    view = run_view(run_dir, now=T0 + 100)
+    answers = explanation(view)
+    assert view.state is RunState.UNKNOWN
+    assert answers.what_happened.startswith("Not known: ledger/: the folder is missing")
+    assert answers.what_pawl_did == answers.what_it_cost == "Not known."
+    assert f"{run_dir}/ledger" in answers.what_you_can_do

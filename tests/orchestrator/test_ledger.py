@@ -59,7 +59,7 @@ def test_a_torn_end_is_ignored_and_a_bad_line_reported(paths: RunPaths) -> None:
 def test_a_file_that_cannot_be_read_is_not_an_empty_one(paths: RunPaths) -> None:
     (paths.ledger / "b.jsonl").mkdir()
     (paths.ledger / "note.txt").write_text("not a ledger")
-    assert read(paths.root).unread == ("b.jsonl: cannot be read",)
+    assert read(paths.root).unread == ("ledger/b.jsonl: cannot be read",)
 
 
 def test_the_same_line_twice_counts_once(paths: RunPaths) -> None:
@@ -79,3 +79,9 @@ def test_a_failed_append_leaves_the_next_one_readable(paths: RunPaths) -> None:
 
 def test_a_writer_name_cannot_leave_the_folder(paths: RunPaths) -> None:
     assert paths.ledger_file("../../x").parent == paths.ledger
+
+
+def test_a_missing_ledger_is_unknown_and_not_an_empty_one(paths: RunPaths) -> None:
+    assert not read(paths.root).unread
+    paths.ledger.rmdir()
+    assert read(paths.root).unread == ("ledger/: the folder is missing",)

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from run_factory import clean, crash_loop, rough
+from run_factory import Story, clean, crash_loop, rough
 
 from orchestrator.views import human
-from orchestrator.views.records import RunView
+from orchestrator.views.records import RunState, RunView
 from orchestrator.views.run_view import RunInputs, build_view
 from orchestrator.views.status import render, render_list
 
@@ -76,3 +76,15 @@ def test_sizes_ratios_and_rates() -> None:
     assert (human.ratio(0.413), human.ratio(None)) == ("41.3 %", "—")
     assert human.rate(8192) == "8,192 tokens/s"
     assert (human.plural(1, "step"), human.plural(3, "step")) == ("1 step", "3 steps")
+
+
+def test_before_the_first_step_no_goodput_is_shown() -> None:
+    story = Story()
+    story.create()
+    story.attempt()
+    story.cycle(run_first_step=False)
+    story.wait(5.0)
+    view = build_view(RunInputs(now=story.now, run_dir="runs/demo", events=tuple(story.events)))
+    assert view.state is RunState.STARTING and view.goodput.productive_ratio is None
+    page = render(view, width=120, colour=False)
+    assert "goodput —" in page and "provisional" not in page and "shown from the first step on" in page

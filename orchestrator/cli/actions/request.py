@@ -20,9 +20,10 @@ from orchestrator.views.run_view import run_view
 
 _POLL_S = 0.2
 # What the run says it did, whatever it was asked for: a save-now may be answered by a drain that came with it.
+# {wrote} and {start} are what its checkpoints say.
 _ANSWERS = {
-    "drained": "{run} wrote its last checkpoint and ended. Go on with: pawl resume {run}",
-    "cancelled": "{run} was ended. Go on from its newest checkpoint with: pawl resume {run}",
+    "drained": "{run} {wrote} and ended. Go on from {start} with: pawl resume {run}",
+    "cancelled": "{run} was ended. Go on from {start} with: pawl resume {run}",
     "saved": "{run} wrote a checkpoint and trains on.",
     "done": "{run} had come to its end.",
     "the run is complete": "{run} is complete.",
@@ -50,8 +51,17 @@ def ask(run: str, verb_text: str, *, timeout_s: float, runs_root: Path | None, s
         raise PawlError(_no_answer(view, verb, timeout_s))
     if result not in _ANSWERS:
         raise PawlError(f"{view.run} answered the request to {verb_text}: {result}. See `pawl explain {view.run}`.")
-    typer.echo(_ANSWERS[result].format(run=view.run))
+    typer.echo(answer(result, before=view, after=run_view(paths.root)))
     return 0
+
+
+def answer(result: str, *, before: RunView, after: RunView) -> str:
+    """What the run did, by its word and by what its checkpoints were before and are after it. Pure."""
+    newest, known = after.newest_checkpoint, before.newest_checkpoint
+    is_new = newest is not None and (known is None or newest.name != known.name)
+    wrote = "wrote its last checkpoint" if is_new else "had nothing running that could write a newer checkpoint"
+    start = "the beginning" if newest is None else newest.name
+    return _ANSWERS[result].format(run=after.run, wrote=wrote, start=start)
 
 
 def _wait(paths: RunPaths, request_id: str, *, timeout_s: float) -> str | None:
