@@ -216,3 +216,13 @@ def test_nothing_is_left_behind(disturbed: Run) -> None:
     assert not list(Path("/dev/shm").glob(f"pawl-*-{disturbed.nonce}-*"))
     assert addresses(disturbed) == []
     assert disturbed.data("run_done") == [{"step": STEPS}]
+
+
+def test_every_line_of_a_rank_names_it_and_logs_shows_one_rank(disturbed: Run) -> None:
+    texts = [log.read_text() for log in disturbed.paths.cycles(1).glob("*/logs/*.log")]
+    labels = {line.split("]")[0] + "]" for text in texts for line in text.splitlines() if line.startswith("[rank")}
+    assert labels >= {"[rank0]"}, disturbed.story()
+    assert not [line for text in texts for line in text.splitlines() if line.startswith("step ")], disturbed.story()
+    command = [sys.executable, "-m", "orchestrator", "logs", str(disturbed.paths.root), "--rank", "0"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0 and f" node0 rank 0  step {STEPS}/{STEPS} " in shown.stdout, shown.stdout[-3000:]
