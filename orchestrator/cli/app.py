@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import typer
 
 from orchestrator.errors import PawlError
+from orchestrator.views.human import harmless_lines
 
 app = typer.Typer(
     name="pawl",
@@ -44,12 +45,12 @@ def run(argv: Sequence[str]) -> int:
     except PawlError as error:
         if verbose:
             raise
-        typer.echo(f"pawl: {error}", err=True)
+        typer.echo(f"pawl: {harmless_lines(str(error))}", err=True)
         return error.exit_code
     except OSError as error:
         if verbose:
             raise
-        typer.echo(f"pawl: {_os_error(error)}", err=True)
+        typer.echo(f"pawl: {harmless_lines(_os_error(error))}", err=True)
         return 1
     return code if isinstance(code, int) else 0
 

@@ -1,8 +1,12 @@
 """Numbers as people read them: with units, three figures at most, and a dash for what is unknown."""
 
+import dataclasses
 import re
 import time
+from enum import Enum
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 UNKNOWN = "—"
 _SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -20,10 +24,33 @@ _HARMFUL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 def harmless(text: str) -> str:
     """Text from a file as one line that a terminal only shows: no control sequences, which it might obey.
 
-    Line feeds and other controls become spaces; escape sequences vanish. Every surface that writes on a terminal
-    passes foreign text through here: names, messages, reasons, log lines.
+    Line feeds and other controls become spaces; escape sequences vanish. All foreign text that people see passes
+    through here: log lines one by one, a RunView as a whole when it is built, errors when they are printed.
     """
     return _HARMFUL.sub(" ", _SEQUENCE.sub("", text))
+
+
+def harmless_lines(text: str) -> str:
+    """The same for text of several lines, which stay."""
+    return "\n".join(harmless(line) for line in text.split("\n"))
+
+
+def harmless_data(record: T) -> T:
+    """The same for every text in a frozen record, however deep; numbers, None and enum members stay as they are."""
+    return _harmless(record)  # type: ignore[no-any-return]
+
+
+def _harmless(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if isinstance(value, Enum) else harmless(value)
+    if isinstance(value, tuple):
+        return tuple(_harmless(item) for item in value)
+    if isinstance(value, dict):
+        return {_harmless(key): _harmless(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {field.name: _harmless(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **changed)
+    return value
 
 
 def duration(seconds: float | None) -> str:

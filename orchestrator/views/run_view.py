@@ -17,6 +17,7 @@ from orchestrator.state.records import Cycle, Event, LaunchFacts, Request
 from orchestrator.state.train_lines import MergedSteps, StepLine, ValidationLine, merge_steps
 from orchestrator.views.goodput import account, fences
 from orchestrator.views.goodput_tape import Category
+from orchestrator.views.human import harmless_data
 from orchestrator.views.parts import (
     attempts_of,
     checkpoints_of,
@@ -67,7 +68,7 @@ def to_json(view: RunView) -> dict[str, Any]:
 
 
 def build_view(inputs: RunInputs) -> RunView:
-    """What the inputs say, as one record. Pure."""
+    """What the inputs say, as one record, with every text such that a terminal only shows it. Pure."""
     history = replay(inputs.events)
     decisions = decisions_of(inputs.events)
     state, reason = state_of(history, inputs.events, inputs.supervisor_alive, inputs.unread)
@@ -76,7 +77,7 @@ def build_view(inputs: RunInputs) -> RunView:
     said: dict[str, Any] = created.data if created else {}
     book = account(inputs.events, inputs.lines, inputs.now, evals=inputs.validation)
     world_size = history.world_size or (facts.world_size if facts else None)
-    return RunView(
+    view = RunView(
         now_unix=inputs.now,
         run=history.run or (facts.run if facts else Path(inputs.run_dir).name),
         run_dir=inputs.run_dir,
@@ -112,6 +113,7 @@ def build_view(inputs: RunInputs) -> RunView:
         metrics_addresses=inputs.targets,
         problems=inputs.problems,
     )
+    return harmless_data(view)
 
 
 _ENDED = {RunState.DONE, RunState.DRAINED, RunState.FAILED, RunState.CANCELLED}

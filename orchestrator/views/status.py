@@ -182,6 +182,8 @@ def _text(parts: Sequence[RenderableType], *, width: int | None, colour: bool | 
         force_terminal=wish.get("force_terminal", real.is_terminal),
         no_color=wish.get("no_color", real.no_color),
         highlight=False,
+        markup=False,  # [/x] and :x: in somebody's text are text
+        emoji=False,
         soft_wrap=False,
     )
     for part in parts:

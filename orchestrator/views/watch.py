@@ -4,6 +4,7 @@ On a terminal a picture that is drawn anew every half second: progress, loss, to
 rank, incidents as they happen and what pawl does about them. Elsewhere (a pipe, a log) plain lines, one for each news.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.views.explain import action_words, place
-from orchestrator.views.human import UNKNOWN, duration, loss, moment, plural, rate, ratio
+from orchestrator.views.human import UNKNOWN, duration, harmless, loss, moment, plural, rate, ratio
 from orchestrator.views.records import NodeView, RunState, RunView
 from orchestrator.views.run_view import run_view
 from orchestrator.views.status import state_text, steps_text
@@ -37,20 +38,26 @@ def run(
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Watch until the run is over: 0, 1 when it FAILED, 3 when it is HELD. Ctrl-C: says that the run goes on; 0."""
-    screen = console or Console()
+    # A pipe gets plain lines even where colour is forced (FORCE_COLOR): its reader wants neither pictures nor controls.
+    screen = console or Console(force_terminal=sys.stdout.isatty(), markup=False, emoji=False, highlight=False)
+    is_live = screen.is_terminal and not screen.is_dumb_terminal
     try:
-        view = _live(run_dir, screen, look, sleep) if screen.is_terminal else _plain(run_dir, screen, look, sleep)
+        view = _live(run_dir, screen, look, sleep) if is_live else _plain(run_dir, screen, look, sleep)
     except KeyboardInterrupt:
-        name = run_dir.name
-        screen.print(
+        name = harmless(run_dir.name)
+        _say(
+            screen,
             f"\nStopped looking; run {name} goes on by itself. `pawl watch {name}` looks again, "
             f"`pawl drain {name}` stops it in order.",
-            markup=False,
-            highlight=False,
         )
         return 0
-    screen.print(_last_words(view), markup=False, highlight=False)
+    _say(screen, _last_words(view))
     return _CODES.get(view.state, 0)
+
+
+def _say(screen: Console, line: str) -> None:
+    """One whole line, as long as it is."""
+    screen.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _live(run_dir: Path, screen: Console, look: Callable[[Path], RunView], sleep: Callable[[float], None]) -> RunView:
@@ -73,11 +80,11 @@ def _plain(run_dir: Path, screen: Console, look: Callable[[Path], RunView], slee
         for item in news(view):
             if item.key not in seen:
                 seen.add(item.key)
-                screen.print(f"{moment(item.unix)[11:]}  {item.text}", markup=False, highlight=False, soft_wrap=True)
+                _say(screen, f"{moment(item.unix)[11:]}  {item.text}")
         due = view.now_unix - said_at >= PLAIN_EVERY_S or view.state.is_over
         if due and view.progress.step != said_step:
             said_at, said_step = view.now_unix, view.progress.step
-            screen.print(f"{moment(view.now_unix)[11:]}  {progress_line(view)}", markup=False, highlight=False)
+            _say(screen, f"{moment(view.now_unix)[11:]}  {progress_line(view)}")
         if view.state.is_over:
             return view
         sleep(REFRESH_S)

@@ -1,6 +1,9 @@
 """`pawl watch`: only looks, says what happens as it happens, ends with the run, and leaves it going on Ctrl-C."""
 
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,15 @@ def test_ctrl_c_leaves_the_run_going_and_says_so() -> None:
     assert isinstance(console.file, io.StringIO)
     assert "run rough goes on by itself" in console.file.getvalue()
     assert "pawl drain rough" in console.file.getvalue()
+
+
+def test_in_a_pipe_each_line_is_whole_and_plain_even_where_colour_is_forced(tmp_path: Path) -> None:
+    story = crash_loop()
+    story.event("run_held", {"rule": "crash-loop", "reason": "word " * 60 + "end", "hint": "x"})
+    run_dir = story.write(tmp_path)
+    environ = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": "80", "TERM": "xterm"}
+    command = [sys.executable, "-m", "orchestrator", "watch", str(run_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
+    assert done.returncode == 3
+    assert "\x1b" not in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("Run loop is HELD") and done.stdout.rstrip().endswith("end")

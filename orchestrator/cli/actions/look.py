@@ -8,6 +8,7 @@ import typer
 from orchestrator.cli.places import runs_folder, the_run
 from orchestrator.errors import RunHeld
 from orchestrator.state.runs import list_runs
+from orchestrator.views.human import harmless
 from orchestrator.views.records import RunState
 from orchestrator.views.run_view import run_view, to_json
 
@@ -58,7 +59,7 @@ def show_logs(run: str, *, follow: bool, rank: int | None, runs_root: Path | Non
     try:
         logs.run(paths.root, follow=follow, rank=rank)
     except KeyboardInterrupt:
-        typer.echo("\n" + _STILL_RUNNING.format(run=paths.root.name), err=True)
+        typer.echo("\n" + _STILL_RUNNING.format(run=harmless(paths.root.name)), err=True)
     return 0
 
 
@@ -79,7 +80,7 @@ def write_report(run: str, *, out: Path | None, runs_root: Path | None, site: Pa
     from orchestrator.views import report
 
     paths = the_run(run, runs_root=runs_root, site=site)
-    typer.echo(f"Wrote {report.write_report(paths.root, out)}")
+    typer.echo(harmless(f"Wrote {report.write_report(paths.root, out)}"))
     return 0
 
 
