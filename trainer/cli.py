@@ -70,8 +70,8 @@ COMMANDS = (
 )
 
 
-def parser_for(command: Command | None) -> argparse.ArgumentParser:
-    """The parser of one command, or the overview."""
+def parser_for(command: Command | None, *, prog: str | None = None) -> argparse.ArgumentParser:
+    """The parser of one command, or the overview. `prog`: how the command is called by whoever runs it."""
     if command is None:
         width = max(len(item.name) for item in COMMANDS)
         rows = "\n".join(f"  {item.name:<{width}}  {item.help}" for item in COMMANDS)
@@ -84,10 +84,11 @@ def parser_for(command: Command | None) -> argparse.ArgumentParser:
         )
         parser.add_argument("command", choices=[item.name for item in COMMANDS], metavar="COMMAND")
         return parser
+    example = command.example.replace(f"python -m trainer {command.name}", prog) if prog else command.example
     parser = argparse.ArgumentParser(
-        prog=f"trainer {command.name}",
+        prog=prog or f"trainer {command.name}",
         description=command.help,
-        epilog=f"example:\n  {command.example}",
+        epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
@@ -107,13 +108,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         overview.parse_args(words[:1])  # --help, or an error that lists the commands
         return 2
-    args = parser_for(command).parse_args(words[1:])
+    # Not an option of the commands: pawl says under which name it runs them, and help and errors use that name.
+    prog = words[2] if words[1:2] == ["--prog"] and len(words) > 2 else None
+    args = parser_for(command, prog=prog).parse_args(words[3:] if prog else words[1:])
     try:
         return int(importlib.import_module(command.module).main(args))
     except TrainerError as error:
         if args.verbose:
             raise
-        print(f"trainer {command.name}: {error}", file=sys.stderr)
+        print(f"{prog or f'trainer {command.name}'}: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the reader of our output has gone; there is nobody to tell
         sys.stderr.close()

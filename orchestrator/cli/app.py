@@ -7,9 +7,11 @@ arguments and nothing else: the code behind a command is imported when that comm
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import typer
 
@@ -25,17 +27,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     help="Takes a pretraining run from one YAML file to a finished model, and keeps it moving forward.",
-    epilog="Exit codes: 0 ok, 1 failed, 2 usage or config, 3 HELD, 4 Slurm not reachable. -v shows tracebacks.",
+    epilog="Exit codes: 0 ok, 1 failed, 2 usage or config, 3 HELD, 4 Slurm not reachable, 130 interrupted.",
 )
 _INTERRUPTED = 130
+_CONFIG_ERROR = 78
+
+
+@app.callback()
+def _pawl(
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Show the traceback of an error; anywhere on the line.")
+    ] = False,
+) -> None:
+    # `run` takes -v out of the line before it is parsed; it stands here for the help.
+    del verbose
 
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
-    if argv and argv[0] == "data":
-        return pass_to_trainer(argv)
     verbose = any(argument in ("-v", "--verbose") for argument in _before_dashes(argv))
     rest = [argument for argument in argv if argument not in ("-v", "--verbose")] if verbose else list(argv)
+    if rest and rest[0] == "data":
+        return pass_to_trainer("data", [*(["-v"] if verbose else []), *rest[1:]], prog="pawl data")
     try:
         code = _command()(rest, standalone_mode=True, prog_name="pawl")
     except SystemExit as ended:
@@ -55,15 +68,32 @@ def run(argv: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def pass_to_trainer(argv: Sequence[str]) -> int:
-    """Run `python -m trainer …` in the foreground; its exit code is ours. The packages share commands, not imports."""
-    command = [sys.executable, "-m", "trainer", *argv]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONSAFEPATH": "1"}) as child:
+def pass_to_trainer(command: str, arguments: Sequence[str], *, prog: str) -> int:
+    """Run `python -m trainer COMMAND …` in the foreground under the name `prog`; the exit code is one of pawl's."""
+    words = [sys.executable, "-m", "trainer", command, "--prog", prog, *arguments]
+    interrupted = False
+    with subprocess.Popen(words, env={**os.environ, "PYTHONSAFEPATH": "1"}) as child:
         while True:
             try:
-                return child.wait()
+                code = child.wait()
+                break
             except KeyboardInterrupt:
-                continue  # the terminal sent it to the child as well, which decides how to end
+                interrupted = True  # the terminal sent it to the child as well, which decides how to end
+    if code < 0 and not interrupted and code != -signal.SIGINT:
+        typer.echo(f"pawl: `{prog}` was killed by signal {-code}; nothing of it runs any more.", err=True)
+    return exit_code_of_trainer(code, interrupted=interrupted)
+
+
+def exit_code_of_trainer(code: int, *, interrupted: bool = False) -> int:
+    """pawl's exit code for one of the trainer's, negative ones being signals: the one place where they meet.
+
+    The trainer's own codes (86–93) tell the supervisor how to go on with a run; a person's command has no use for them.
+    """
+    if code == 0:
+        return 0
+    if interrupted or code in (-signal.SIGINT, _INTERRUPTED):
+        return _INTERRUPTED
+    return 2 if code in (2, _CONFIG_ERROR) else 1
 
 
 def _command() -> Callable[..., object]:

@@ -1,12 +1,15 @@
 """The command line as a person meets it: fast help with examples, exit codes, one-paragraph errors."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchestrator.cli.app import run
+from orchestrator.cli.app import exit_code_of_trainer, run
 
 COMMANDS = [
     *("check", "render", "submit", "resume", "controller", "status", "watch", "logs", "explain", "report"),
@@ -26,7 +29,7 @@ def test_help_lists_every_command() -> None:
     done = pawl("--help")
     assert done.returncode == 0
     assert [name for name in COMMANDS if f"\n  {name} " not in done.stdout] == []
-    assert "3 HELD" in done.stdout
+    assert "3 HELD" in done.stdout and "-v, --verbose" in done.stdout
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -85,10 +88,51 @@ def test_a_traceback_appears_with_v_only(tmp_path: Path) -> None:
     assert "Traceback" in pawl(*arguments, "-v").stderr
 
 
-def test_data_is_the_trainers_command(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["data", "prepare", "--help"]) == 0
-    assert "--tokenizer" in capfd.readouterr().out
-    assert run(["data", "prepare", "--no-such-option"]) == 2
+@pytest.mark.parametrize("verb", ["", "prepare", "inspect", "tokenizer", "tokenizer train"])
+def test_data_is_the_trainers_command_under_pawls_name(verb: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", *verb.split(), "--help"]) == 0
+    out = capfd.readouterr().out
+    assert out.startswith(f"usage: pawl data {verb}".rstrip()) and "-m trainer" not in out
+    assert f"\n  pawl data {verb}".rstrip() in out, "an example to copy"
+    assert run(["data", *verb.split(), "--no-such-option"]) == 2
+    assert "pawl data" in capfd.readouterr().err
+
+
+def test_errors_of_data_are_pawls(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for command in (["data", "inspect", str(tmp_path)], ["-v", "data", "inspect", "--no"], ["data", "inspect", "-x"]):
+        assert run(command) in (1, 2)
+    assert capfd.readouterr().err.startswith("pawl data: ")
+    assert run(["-v", "data", "inspect", str(tmp_path)]) == 1
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [*range(-64, 256)])
+def test_no_exit_code_of_the_trainer_reaches_a_person(code: int) -> None:
+    assert exit_code_of_trainer(code) in (0, 1, 2, 130)
+    assert exit_code_of_trainer(code, interrupted=True) in (0, 130)
+    assert (exit_code_of_trainer(code) == 0) == (code == 0)
+
+
+@pytest.mark.parametrize(("code", "mine"), [(78, 2), (2, 2), (88, 1), (89, 1), (-2, 130), (130, 130), (-9, 1)])
+def test_exit_codes_that_differ(code: int, mine: int) -> None:
+    assert exit_code_of_trainer(code) == mine
+
+
+def test_ctrl_c_ends_a_trainer_command_with_130_and_no_traceback_of_pawl(tmp_path: Path) -> None:
+    """The terminal sends it to the whole group: pawl waits for the child and takes over its end."""
+    fake = tmp_path / "trainer"
+    fake.mkdir()
+    (fake / "__main__.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    (fake / "__init__.py").write_text("")
+    code = "from orchestrator.cli.app import run; import sys; sys.exit(run(['data', 'prepare']))"
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=environ, start_new_session=True, **pipes)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    assert "orchestrator" not in process.communicate()[1]
 
 
 def test_a_missing_site_file_is_said(

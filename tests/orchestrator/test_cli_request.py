@@ -179,8 +179,9 @@ def converted(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> list[list[str
         commit(paths, step)
     calls: list[list[str]] = []
 
-    def convert(argv: list[str]) -> int:
-        calls.append(argv)
+    def convert(command: str, arguments: list[str], *, prog: str) -> int:
+        assert prog == "pawl export"
+        calls.append([command, *arguments])
         return 0
 
     monkeypatch.setattr(action, "pass_to_trainer", convert)
@@ -203,6 +204,23 @@ def test_export_of_another_step_lists_what_there_is(
 ) -> None:
     assert run(["export", "demo", "--out", str(tmp_path / "o"), "--step", "15"]) == 2
     assert "10, 20" in capsys.readouterr().err and converted == []
+
+
+def test_export_says_which_newer_checkpoint_it_passed_over_and_why(
+    paths: RunPaths, converted: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = "step-000000020.a0001g01c0001"
+    (paths.checkpoint(newest) / "manifest.json").unlink()
+    assert run(["export", "demo", "--out", str(tmp_path / "o")]) == 0
+    out = capsys.readouterr().out
+    assert f"Passed over {newest}, which does not count: " in out and "manifest" in out
+    assert out.index("Exporting step-000000010") < out.index("Passed over")
+    assert run(["export", "demo", "--out", str(tmp_path / "p"), "--step", "20"]) == 2
+    assert run(["export", "demo", "--out", str(tmp_path / "q"), "--step", "10"]) == 0
+    assert "Passed over" not in capsys.readouterr().out
+    (paths.checkpoint("step-000000010.a0001g01c0001") / "manifest.json").unlink()
+    assert run(["export", "demo", "--out", str(tmp_path / "r")]) == 2
+    assert f"{newest} does not count: " in capsys.readouterr().err
 
 
 def test_export_overwrites_nothing(

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from trainer.data.documents import expand_inputs, read_documents
 from trainer.data.format import Metadata, TokenSource, verify
@@ -22,20 +23,51 @@ from trainer.errors import DataError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verbs of `data` on a parser."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    _prepare_arguments(verbs.add_parser("prepare", help="texts and a tokenizer into a token folder"))
-    inspect = verbs.add_parser("inspect", help="what a token folder holds, and whether it is whole")
+    _prepare_arguments(
+        _verb(
+            verbs,
+            "prepare",
+            help="texts and a tokenizer into a token folder",
+            examples=(
+                "--input texts/ --tokenizer tokenizer --out data/texts",
+                "--input '*.jsonl' --tokenizer tokenizer --out data/books --holdout-every 200 --holdout-out data/held",
+            ),
+        )
+    )
+    inspect = _verb(
+        verbs,
+        "inspect",
+        help="what a token folder holds, and whether it is whole",
+        examples=("data/texts", "data/texts --verify"),
+    )
     inspect.add_argument("folder", type=Path)
     inspect.add_argument("--verify", action="store_true", help="read everything: digests, document ends, ids")
     inspect.add_argument("--json", action="store_true", help="print JSON")
     inspect.set_defaults(data_verb=_inspect)
-    tokenizer = verbs.add_parser("tokenizer", help="make a tokenizer")
-    train = tokenizer.add_subparsers(dest="tokenizer_verb", required=True, metavar="VERB").add_parser(
-        "train", help="train a byte-level BPE"
+    train_example = "--input texts/ --vocab-size 1024 --out tokenizer"
+    tokenizer = _verb(verbs, "tokenizer", help="make a tokenizer", examples=(f"train {train_example}",))
+    train = _verb(
+        tokenizer.add_subparsers(dest="tokenizer_verb", required=True, metavar="VERB"),
+        "train",
+        help="train a byte-level BPE",
+        examples=(train_example,),
     )
     _input_arguments(train)
     train.add_argument("--vocab-size", type=int, required=True, help="entries, end-of-document token included")
     train.add_argument("--out", type=Path, required=True, help="a new folder; transformers loads it")
     train.set_defaults(data_verb=_train_tokenizer)
+
+
+def _verb(verbs: Any, name: str, *, help: str, examples: tuple[str, ...]) -> argparse.ArgumentParser:
+    """The parser of a verb; its examples begin with the name that the program was called by."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=help,
+        description=help,
+        epilog="examples:\n" + "\n".join(f"  %(prog)s {example}" for example in examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
 
 
 def _input_arguments(parser: argparse.ArgumentParser) -> None:

@@ -93,13 +93,26 @@ def export_run(run: str, *, out: Path, step: int | None, runs_root: Path | None,
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists already and is not an empty folder. Give another --out.")
     typer.echo(f"Exporting {chosen.name} of {view.run} to {out}")
+    for line in passed_over(view, chosen, step):
+        typer.echo(line)
     path = str(paths.checkpoint(chosen.name))
-    code = pass_to_trainer(["convert", "--checkpoint-path", path, "--save-path", str(out), "--target-format", "hf"])
+    arguments = ["--checkpoint-path", path, "--save-path", str(out), "--target-format", "hf"]
+    code = pass_to_trainer("convert", arguments, prog="pawl export")
     # A run of someone else can be exported, but its ledger is not ours to write.
     if code == 0 and os.access(paths.ledger, os.W_OK):
         writer = Ledger(paths.root, f"cli-{new_ulid()}")
         writer.append(latest_epoch(ledger.read_all(paths.root)), "export", {"step": chosen.step, "out": str(out)})
     return code
+
+
+def passed_over(view: RunView, chosen: CheckpointView, step: int | None) -> tuple[str, ...]:
+    """A line for each checkpoint that would have come before `chosen` if it counted, with the reason. Pure."""
+    before = [
+        checkpoint
+        for checkpoint in view.checkpoints
+        if not checkpoint.counts and (checkpoint.step > chosen.step if step is None else checkpoint.step == step)
+    ]
+    return tuple(f"Passed over {item.name}, which does not count: {item.why_not}" for item in before)
 
 
 def choose_checkpoint(view: RunView, step: int | None) -> CheckpointView:
@@ -109,6 +122,7 @@ def choose_checkpoint(view: RunView, step: int | None) -> CheckpointView:
     if wanted:
         return max(wanted, key=lambda checkpoint: checkpoint.step)
     if not counting:
-        raise UsageError(f"{view.run} has no complete checkpoint yet. `pawl save-now {view.run}` asks for one.")
+        bad = "".join(f" {item.name} does not count: {item.why_not}." for item in view.checkpoints)
+        raise UsageError(f"{view.run} has no complete checkpoint yet. `pawl save-now {view.run}` asks for one.{bad}")
     steps = ", ".join(str(checkpoint.step) for checkpoint in sorted(counting, key=lambda checkpoint: checkpoint.step))
     raise UsageError(f"{view.run} has no checkpoint of step {step} that counts. There are: {steps}.")

@@ -85,7 +85,7 @@ def data() -> None:
     # `run` hands every `pawl data …` to the trainer before options are parsed; this entry is for the list of commands.
     from orchestrator.cli.app import pass_to_trainer
 
-    raise typer.Exit(pass_to_trainer(["data", "--help"]))
+    raise typer.Exit(pass_to_trainer("data", ["--help"], prog="pawl data"))
 
 
 def register(app: typer.Typer) -> None:
