@@ -1,12 +1,13 @@
 """A decision: what to do, which rule said so, and why. Data; whoever acts on it adds nothing of its own.
 
-    supervisor   wait · start · restart · drain · save · finish · end · hold · fail · cancel
+    supervisor   wait · note · start · restart · drain · save · finish · end · hold · fail · cancel
     controller   wait · launch · abandon · end · finish · hold · fail
 
 `restart` is one act: collect evidence, stop what runs, set the bad checkpoint aside, wait `backoff_s`, start the next
 cycle on `nodes` from `resume_from`. (A commit may land while ranks are stopped: whoever acts may look again at stage
 idle after the stop, and then start what that `start` decision says.) `end` stops everything and ends the attempt with
-`outcome`; the controller goes on from there. For a controller `end` records that an attempt is over.
+`outcome`; the controller goes on from there. For a controller `end` records that an attempt is over. `note` only
+records, and excludes nodes that do not train.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ class Action(StrEnum):
     """What a decision asks for."""
 
     WAIT = "wait"
+    NOTE = "note"
     START = "start"
     RESTART = "restart"
     DRAIN = "drain"

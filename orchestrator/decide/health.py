@@ -185,13 +185,14 @@ def _excuse(ranks: tuple[RankHealth, ...]) -> tuple[RankHealth, ...]:
 
 
 def _suppress(nodes: tuple[NodeHealth, ...], policy: Policy) -> tuple[tuple[NodeHealth, ...], float | None]:
-    silent = [node for node in nodes if node.state is NodeState.SILENT]
+    # A node that was never heard of did not fall silent: it never came, and waiting for it has a limit of its own.
+    silent = [node for node in nodes if node.state is NodeState.SILENT and node.silence_s is not None]
     many = len(silent) >= policy.correlated_nodes and len(silent) > policy.correlated_share * len(nodes)
     if not many:
         return nodes, None
     why = f"{len(silent)} of {len(nodes)} nodes fell silent together"
     softened = tuple(
-        replace(node, state=NodeState.SUPPRESSED, why=f"{node.why}; {why}") if node.state is NodeState.SILENT else node
+        replace(node, state=NodeState.SUPPRESSED, why=f"{node.why}; {why}") if node in silent else node
         for node in nodes
     )
     return softened, min(node.silence_s or 0.0 for node in silent)

@@ -64,6 +64,11 @@ class Policy:
         """Silence after which an agent is taken for dead."""
         return self.beat_interval_s * self.silence_intervals
 
+    @property
+    def spare_wait_s(self) -> float:
+        """How long a hot spare stays out while a node that should train may still come."""
+        return self.start_limit_s / 5
+
     def budget(self, failure: FailureClass) -> int | None:
         """Restarts allowed without progress; None is unlimited."""
         return self.budgets.get(failure, TABLE[failure].budget)

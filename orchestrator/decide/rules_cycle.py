@@ -10,8 +10,9 @@ from functools import partial
 
 from orchestrator.decide.budgets import Remedy, remedy
 from orchestrator.decide.decision import Action, Decision, Fault
-from orchestrator.decide.health import Health, NodeState
+from orchestrator.decide.health import Health
 from orchestrator.decide.observation import CycleObservation, Stage
+from orchestrator.decide.placement import awaited_nodes, choose_nodes, usable_nodes
 from orchestrator.decide.policy import Policy
 from orchestrator.decide.rules import Rule
 from orchestrator.decide.taxonomy import TABLE, FailureClass, Final, Level
@@ -58,33 +59,6 @@ def context_of(
         leave = tuple(dict.fromkeys((*fault.must_leave, *((fault.node,) if fault.node else ()))))
         allowed = remedy(fault, history, policy, can_swap=choose_nodes(seen, health, leave=leave) is not None)
     return CycleContext(seen=seen, history=history, policy=policy, health=health, fault=fault, remedy=allowed)
-
-
-def usable_nodes(seen: CycleObservation, health: Health) -> tuple[str, ...]:
-    """Nodes that can train now: heard, passed their preflight, not excluded. Those of the last cycle come first."""
-    state = {node.name: node.state for node in health.nodes}
-    order = sorted(seen.nodes, key=lambda node: (node.node_rank is None, node.node_rank or 0))
-    return tuple(
-        node.name
-        for node in order
-        if state.get(node.name) is NodeState.OK and node.ready and node.connected and node.name not in seen.excluded
-    )
-
-
-def choose_nodes(seen: CycleObservation, health: Health, *, leave: tuple[str, ...] = ()) -> tuple[str, ...] | None:
-    """Who trains next, in node-rank order: everyone keeps their place, spares take the places of those who leave.
-
-    None when there are not enough nodes. Spares are taken in the order of the allocation.
-    """
-    usable = [name for name in usable_nodes(seen, health) if name not in leave]
-    if len(usable) < seen.num_nodes:
-        return None
-    before = [node.name for node in seen.training]
-    if len(before) != seen.num_nodes:
-        return tuple(usable[: seen.num_nodes])
-    spares = [name for name in usable if name not in before]
-    places = [name if name in usable else None for name in before]
-    return tuple(name if name is not None else spares.pop(0) for name in places)
 
 
 def _decide(action: Action, reason: str, **more: object) -> Decision:
@@ -284,11 +258,15 @@ def _new_attempt(c: CycleContext) -> Decision | None:
 
 
 def _waiting_for_agents(c: CycleContext) -> Decision | None:
-    if c.seen.stage is not Stage.IDLE or choose_nodes(c.seen, c.health) is not None:
+    if c.seen.stage is not Stage.IDLE:
         return None
-    usable = usable_nodes(c.seen, c.health)
+    usable, awaited = usable_nodes(c.seen, c.health), awaited_nodes(c.seen, c.health, c.policy)
+    if choose_nodes(c.seen, c.health) is not None and not awaited:
+        return None
     lacking = f"{len(usable)} of {c.seen.num_nodes} nodes are ready"
-    if c.seen.stage_s <= c.policy.start_limit_s:
+    if awaited:
+        lacking = f"{lacking}, {', '.join(awaited)} may still come and no spare takes that place yet"
+    if awaited or c.seen.stage_s <= c.policy.start_limit_s:
         return _decide(Action.WAIT, lacking, recheck_after_s=min(0.2, c.policy.beat_interval_s))
     defects = "; ".join(f"{node.name}: {node.defect}" for node in c.seen.nodes if node.defect)
     reason = f"{lacking} after {c.seen.stage_s:.0f} s{'; ' + defects if defects else ''}"
@@ -302,6 +280,19 @@ def _start(c: CycleContext) -> Decision | None:
         return None
     where = f"from {c.resume_from}" if c.resume_from else "from the beginning"
     return _decide(Action.START, f"{len(nodes)} nodes are ready, {where}", nodes=nodes, resume_from=c.resume_from)
+
+
+def _spare_lost(c: CycleContext) -> Decision | None:
+    """Nothing that trains is touched, but people must know that the next node to fail has no replacement."""
+    training = {node.name for node in c.seen.training}
+    known = training | set(c.seen.excluded)
+    lost = [node for node in c.health.dead_nodes if node.name not in known]
+    if not lost or c.seen.stage is Stage.IDLE:
+        return None
+    left = sum(name not in training for name in usable_nodes(c.seen, c.health))
+    what = "; ".join(f"hot spare {node.name} lost: {node.why}" for node in lost)
+    reason = f"{what}; {left} {'spare' if left == 1 else 'spares'} left"
+    return _decide(Action.NOTE, reason, exclude=tuple(node.name for node in lost))
 
 
 def _drain(c: CycleContext) -> Decision | None:
@@ -354,8 +345,13 @@ CYCLE_RULES: tuple[Rule[CycleContext], ...] = (
     Rule("swap-node", "the bad node leaves, a hot spare takes its place (L2)", partial(_repair, level=Level.L2)),
     Rule("restart-same-nodes", "a new cycle on the same nodes (L1)", partial(_repair, level=Level.L1)),
     Rule("new-attempt", "not curable in this allocation: end the attempt, a new one follows (L4)", _new_attempt),
-    Rule("waiting-for-agents", "not enough nodes ready: wait, or give up after the start limit", _waiting_for_agents),
+    Rule(
+        "waiting-for-agents",
+        "nodes are missing that may still come: wait; too few after the start limit: give up (L4)",
+        _waiting_for_agents,
+    ),
     Rule("start-cycle", "enough nodes are ready: start the next cycle", _start),
+    Rule("spare-lost", "a node that does not train is gone: say so, restart nothing", _spare_lost),
     Rule("drain", "asked to leave: checkpoint at the next step border, then exit 75", _drain),
     Rule("save-now", "a person asked for a checkpoint", _save),
     Rule("healthy", "nothing is wrong: look again", _healthy),

@@ -249,7 +249,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptNode:
-    """A node of an attempt's allocation, hot spares included."""
+    """A node of an attempt's allocation. `spare`: it does not train in the newest cycle (before the first: by plan)."""
 
     name: str
     address: str

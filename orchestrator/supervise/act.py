@@ -1,5 +1,6 @@
 """The supervisor's hands: carry out a decision inside the allocation, and say in the ledger what happened.
 
+    note      the ledger; a lost spare is not counted on any more
     start     cycle.json on disk → cycle_started → the word to the agents
     restart   evidence and SIGKILL on every node → incident, decision, teardown, cycle_ended → idle (back-off runs)
     drain     the word into the ranks' shared memory; they save at the step border and leave with 75
@@ -10,7 +11,7 @@ After a restart nothing is remembered but the pause: the next cycle is started b
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from orchestrator.agent.evidence import last_lines
@@ -32,10 +33,8 @@ from orchestrator.supervise.hub import Hub
 from orchestrator.supervise.keep import Keeper
 from orchestrator.supervise.look import Lookout
 from orchestrator.supervise.nodes import Nodes
-from orchestrator.supervise.start import Teardown, end_cycle, new_epoch, send_start, write_cycle
+from orchestrator.supervise.start import Teardown, end_cycle, new_epoch, send_start, write_cycle, write_nodes
 from orchestrator.supervise.times import CycleTimes, Recovery
-
-_GATHER_S = 3.0
 
 
 class Ended(Exception):
@@ -67,6 +66,7 @@ class Actor:
         events = read_all(paths.root)
         self._keeper = Keeper(paths, plan, events)
         self._epoch = Epoch(plan.attempt, 1, 0)
+        self.agent_pids: Mapping[str, int] = {}
         self._used_ports: set[int] = set()
         self._not_before = 0.0
         self._times: CycleTimes | None = None
@@ -85,6 +85,9 @@ class Actor:
         match decision.action:
             case Action.WAIT:
                 return
+            case Action.NOTE:
+                self.record("decision", decision.ledger_data())
+                self._look.exclude(decision.exclude)
             case Action.START:
                 self._start(decision)
             case Action.RESTART:
@@ -100,6 +103,12 @@ class Actor:
             case _:
                 raise PawlError(f"decision {decision.rule} asks for {decision.action}, which a controller must do")
 
+    def publish_nodes(self, training: Collection[str]) -> None:
+        """Write nodes.json: who trains, who is a spare. Raises OSError."""
+        views = self._nodes.views.values()
+        places = tuple((view.name, view.address) for view in views)
+        write_nodes(self._paths, self._plan.attempt, places, training=training, agent_pids=self.agent_pids)
+
     def _take_requests(self) -> None:
         for request in self._look.requests:
             if request.id not in self._taken:
@@ -107,7 +116,7 @@ class Actor:
                 self.record("request", {"verb": str(request.verb), "id": request.id, "by": request.by})
 
     def _start(self, decision: Decision) -> None:
-        if time.monotonic() < self._not_before or self._is_early():
+        if time.monotonic() < self._not_before:
             return
         # A checkpoint may have been completed while the cycle before was being ended.
         self._look.scan_now()
@@ -139,17 +148,12 @@ class Actor:
             },
         )
         self._nodes.begin(epoch, decision.nodes)
+        self.publish_nodes(decision.nodes)
         self._look.resume_from = resume_from
         self._look.drain_sent = self._look.save_sent = False
         self._times = CycleTimes(started_at=time.monotonic())
         self._look.enter(Stage.RUNNING)
         send_start(self._hub, cycle)
-
-    def _is_early(self) -> bool:
-        """Before the first cycle slow starters get a moment: a spare must not train because it was up first."""
-        slow = [view.name for view in self._nodes.views.values() if not view.heard]
-        first = self._epoch.cycle == 0
-        return first and bool(slow) and self._look.stage_s < max(_GATHER_S, 2 * self._policy.beat_interval_s)
 
     def record_progress(self) -> None:
         """What can be seen without a decision: the first step, new checkpoints, metrics addresses, kept promises."""
@@ -264,7 +268,7 @@ class Actor:
         # A node with a process that SIGKILL cannot end must not be given the next cycle's ranks.
         leaving |= {view.name for view in self._nodes.training if view.answered and view.answered.remaining}
         leaving |= set(found.unanswered) if found is not None else set()
-        self._look.excluded = tuple(dict.fromkeys((*self._look.excluded, *sorted(leaving))))
+        self._look.exclude(sorted(leaving))
         if decision.quarantine is not None:
             gc.quarantine(self._paths, decision.quarantine, epoch=self._epoch)
             reason = decision.fault.message if decision.fault is not None else decision.reason

@@ -63,6 +63,10 @@ class Lookout:
         """The supervisor got a signal."""
         self._signal = self._signal or name
 
+    def exclude(self, names: Iterable[str]) -> None:
+        """These nodes train no more in this attempt."""
+        self.excluded = tuple(dict.fromkeys((*self.excluded, *names)))
+
     def learn(self, events: Iterable[Event]) -> None:
         """Events that are in the ledger now."""
         self._events.extend(events)

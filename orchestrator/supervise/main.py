@@ -29,8 +29,6 @@ from orchestrator.state.epochs import Epoch
 from orchestrator.state.history import RunState, replay
 from orchestrator.state.ledger import Ledger, read_all
 from orchestrator.state.records import (
-    AttemptNode,
-    AttemptNodes,
     Claim,
     Intent,
     LaunchFacts,
@@ -120,19 +118,8 @@ class Supervisor:
             "attempt_started",
             {"nonce": self._plan.nonce, "host": socket.gethostname(), "pid": os.getpid(), "nodes": nodes},
         )
-        pids = self._edge.start_agents(port=self._hub.port)
-        written = AttemptNodes(
-            nodes=tuple(
-                AttemptNode(
-                    name=node.name,
-                    address=node.address,
-                    spare=index >= self._plan.num_nodes,
-                    agent_pid=pids.get(node.name),
-                )
-                for index, node in enumerate(self._edge.nodes)
-            )
-        )
-        fsio.write_atomic(self._paths.nodes(self._plan.attempt), dumps(written, indent=2) + "\n")
+        self._actor.agent_pids = self._edge.start_agents(port=self._hub.port)
+        self._actor.publish_nodes([node.name for node in self._edge.nodes[: self._plan.num_nodes]])
 
     def _pump(self, seconds: float) -> None:
         """Wait for messages for at most `seconds`, and take in all that are there. Raises PawlError without a hub."""

@@ -5,7 +5,7 @@ end      Stop to every node, answers until a limit; what cannot answer is cleane
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from orchestrator.agent.messages import Hello, Start, Stop
@@ -13,7 +13,7 @@ from orchestrator.agent.plan import AttemptPlan
 from orchestrator.state.codec import dumps
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.fsio import write_atomic
-from orchestrator.state.records import Cycle, CycleNode
+from orchestrator.state.records import AttemptNode, AttemptNodes, Cycle, CycleNode
 from orchestrator.state.rundir import RunPaths, make_cycle
 from orchestrator.supervise import ports
 from orchestrator.supervise.edge import Edge
@@ -72,6 +72,22 @@ def write_cycle(
     )
     write_atomic(paths.cycle_file(epoch.attempt, epoch.cycle), dumps(cycle, indent=2) + "\n")
     return cycle
+
+
+def write_nodes(
+    paths: RunPaths,
+    attempt: int,
+    nodes: tuple[tuple[str, str], ...],
+    *,
+    training: Collection[str],
+    agent_pids: Mapping[str, int],
+) -> None:
+    """Write nodes.json for these (name, address) nodes: as planned, then as each cycle has it. Raises OSError."""
+    found = (
+        AttemptNode(name=name, address=at, spare=name not in training, agent_pid=agent_pids.get(name))
+        for name, at in nodes
+    )
+    write_atomic(paths.nodes(attempt), dumps(AttemptNodes(nodes=tuple(found)), indent=2) + "\n")
 
 
 def send_start(hub: Hub, cycle: Cycle) -> None:

@@ -88,6 +88,7 @@ _ACTIONS = {
     "restart": "restarted the ranks",
     "new_cycle": "restarted the ranks",
     "wait": "waited",
+    "note": "noted it",
     "drain": "asked for a checkpoint and an orderly stop",
     "save": "asked for a checkpoint",
     "finish": "ended the run: it is complete",
@@ -171,13 +172,16 @@ def _happened(view: RunView) -> str:
         return _parted(view)
     if (lost := _lost(view)) is not None:
         return f"attempt {lost.attempt} was lost: {lost.reason or view.state_reason or 'no reason is known'}"
-    if not view.incidents:
+    if not view.incidents and not view.lost_spares:
         return "The run was never started." if not view.attempts else "Nothing went wrong so far."
+    if not view.incidents:
+        return "; ".join(view.lost_spares)
     incident = view.incidents[-1]
     where = place(incident)
     message = incident.message or "no message"
     more = f" ({plural(len(view.incidents), 'incident')} in all)" if len(view.incidents) > 1 else ""
-    return f"{incident.failure_class or 'unknown'}{': ' + where if where else ''}: {message}{more}"
+    said = f"{incident.failure_class or 'unknown'}{': ' + where if where else ''}: {message}{more}"
+    return "; ".join((said, *view.lost_spares))
 
 
 def _did(view: RunView) -> str:

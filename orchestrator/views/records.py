@@ -266,6 +266,13 @@ class RunView:
     problems: tuple[str, ...]
 
     @property
+    def lost_spares(self) -> tuple[str, ...]:
+        """A sentence for each loss of nodes of the newest attempt that did not train."""
+        newest = f"a{self.attempts[-1].attempt:04d}" if self.attempts else ""
+        losses = (d for d in self.decisions if d.rule == "spare-lost" and newest and d.epoch.startswith(newest))
+        return tuple(decision.reason for decision in losses if decision.reason)
+
+    @property
     def last_decision(self) -> DecisionView | None:
         return self.decisions[-1] if self.decisions else None
 

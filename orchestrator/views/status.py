@@ -88,6 +88,8 @@ def _facts(view: RunView) -> list[tuple[str, RenderableType]]:
     ]
     if progress.validation_loss is not None:
         facts.insert(4, ("held-out loss", loss(progress.validation_loss)))
+    if view.lost_spares:
+        facts.append(("hot spares", Text("\n".join(view.lost_spares), style="yellow")))
     if view.metrics_addresses:
         facts.append(("metrics", "  ".join(f"http://{address}/metrics" for address in view.metrics_addresses)))
     if view.stop is not None and view.stop.hint:

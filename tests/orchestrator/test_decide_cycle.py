@@ -81,8 +81,26 @@ def test_a_dead_node_without_a_spare_ends_the_attempt() -> None:
     assert decision.exclude == ("node1",)
 
 
-def test_a_spare_that_dies_does_not_touch_the_cycle() -> None:
-    assert decide(w.cycle(w.node(0), w.node(1), w.node(2, spare=True, silence_s=99.0))).rule == "healthy"
+def test_a_spare_that_dies_does_not_touch_the_cycle_and_is_said_once() -> None:
+    seen = w.cycle(w.node(0), w.node(1), w.node(2, spare=True, silence_s=99.0), w.node(3, spare=True))
+    noted = decide(seen)
+    assert (noted.rule, noted.action, noted.exclude, noted.fault) == ("spare-lost", Action.NOTE, ("node2",), None)
+    assert "node2 lost: silent for 99.0 s" in noted.reason and noted.reason.endswith("1 spare left")
+    assert decide(replace(seen, excluded=noted.exclude)).rule == "healthy"
+    history = replay(w.Tape().attempt(1).cycle(1, 1).add("decision", **noted.ledger_data()).events)
+    assert not history.incidents and history.streak == 0, "it counts against no budget and causes no pause"
+
+
+@pytest.mark.parametrize("more", [{"drain_sent": True, "requests": ask(Verb.DRAIN)}, {"notice": StopNotice.TIME_LIMIT}])
+def test_a_lost_spare_is_said_also_while_the_run_drains(more: dict[str, object]) -> None:
+    seen = w.cycle(w.node(0), w.node(1), w.node(2, spare=True, lost="its agent ended by signal 9"), **more)
+    assert decide(seen).rule == "spare-lost"
+    assert decide(replace(seen, excluded=("node2",))).rule == "drain"
+
+
+def test_a_node_that_leaves_and_its_spare_that_is_lost_together_are_one_repair_first() -> None:
+    seen = w.cycle(w.node(0), w.node(1, silence_s=99.0), w.node(2, spare=True, silence_s=99.0), w.node(3, spare=True))
+    assert decide(seen).nodes == ("node0", "node3")
 
 
 def test_a_crash_restarts_twice_on_the_same_nodes_then_takes_the_node_out_then_stops() -> None:

@@ -22,6 +22,7 @@ from orchestrator.state.records import Event, OutcomeKind
 
 _SUPERVISOR = {
     Action.WAIT,
+    Action.NOTE,
     Action.START,
     Action.RESTART,
     Action.DRAIN,

@@ -25,6 +25,7 @@ from orchestrator.decide.policy import Policy
 from orchestrator.metrics.run import run_samples
 from orchestrator.state.records import Verb
 from orchestrator.state.requests import make_request, new_ulid, write_request
+from orchestrator.views import explain, status, watch
 from orchestrator.views.read import read_run
 from orchestrator.views.run_view import build_view
 
@@ -110,9 +111,30 @@ def test_a_killed_node_is_replaced_by_the_spare(make):
     assert run.join() == ("done", 0), run.story()
     second = run.data("cycle_started")[1]
     assert second["nodes"] == ["node0", "node2"] and second["resume_from"] is not None
+    nodes = json.loads(run.paths.nodes(1).read_text())["nodes"]
+    assert {node["name"]: node["spare"] for node in nodes} == {"node0": False, "node1": True, "node2": False}
+    assert all(node["agent_pid"] for node in nodes)
     assert [d["orphans"] for d in run.data("teardown")] == [0, 0]
     assert any(path.endswith("rank-00000.stacks") for path in incident["evidence"])
     check_steps(run, 2)
+    check_clean(run)
+
+
+def test_a_lost_hot_spare_is_said_and_touches_nothing(make):
+    run = make(steps=60, spares=2).start()
+    run.wait(lambda: max(run.step(1), default=0) >= 3)
+    for process in run.processes("node2"):
+        proc.send(process, signal.SIGKILL)
+    run.wait(lambda: "spare-lost" in [d["rule"] for d in run.data("decision")])
+    view = build_view(read_run(run.paths.root))
+    (said,) = view.lost_spares
+    assert said.startswith("hot spare node2 lost: its agent (pid") and said.endswith("1 spare left")
+    assert {node.name: node.role for node in view.nodes}["node2"] == "excluded"
+    assert said in explain.text(view) and "hot spare node2 lost" in " ".join(status.render(view, width=200).split())
+    assert any(said in item.text for item in watch.news(view))
+    assert run.join() == ("done", 0), run.story()
+    assert run.data("incident") == [] and len(run.data("cycle_started")) == 1
+    assert [d["rule"] for d in run.data("decision")].count("spare-lost") == 1
     check_clean(run)
 
 
