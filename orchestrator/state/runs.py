@@ -4,6 +4,7 @@ Order of `runs_root`: `--runs-root`, $PAWL_RUNS, the site file, ./runs. RUN on a
 in that folder, or a path to a run directory.
 """
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 from orchestrator.errors import UsageError
 from orchestrator.state.fsio import list_names
 from orchestrator.state.rundir import RunPaths
+
+_SHOWN = 80
 
 
 def find_runs_root(*, option: Path | None, environ: Mapping[str, str], site_root: str | None) -> Path:
@@ -35,14 +38,30 @@ def find_run(run: str | None, *, runs_root: Path) -> RunPaths:
     """
     if run is None:
         return _latest_run(runs_root)
-    for candidate in (runs_root / run, Path(run)):
-        if (candidate / "run.yaml").is_file():
+    for candidate in (runs_root / run, Path(run)) if run else ():
+        if _holds_a_run(candidate):
             return RunPaths(Path(os.path.abspath(candidate)))
     known = ", ".join(paths.root.name for paths in list_runs(runs_root)[:12])
+    shown = run if len(run) <= _SHOWN else f"{run[:_SHOWN]}…"
     raise UsageError(
-        f"There is no run {run!r} in {runs_root}, and no run directory of that path. "
+        f"There is no run {shown!r} in {runs_root}, and no run directory of that path. "
         + (f"Runs there: {known}." if known else "That folder holds no runs; --runs-root or $PAWL_RUNS names another.")
     )
+
+
+def _holds_a_run(folder: Path) -> bool:
+    """Whether a run lies there. A text that no file can be called by (too long, with NUL) names none.
+
+    Raises OSError where that cannot be known, as in a folder that may not be entered.
+    """
+    try:
+        return (folder / "run.yaml").is_file()
+    except ValueError:
+        return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
 
 
 def _latest_run(runs_root: Path) -> RunPaths:

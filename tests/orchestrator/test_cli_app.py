@@ -82,6 +82,23 @@ def test_an_unknown_run_is_named_and_so_are_the_known_ones(
     assert "'beta'" in error and "alpha" in error and error.count("\n") == 1
 
 
+NOT_NAMES = ["x" * 300, "a/" * 3000, "x" * 250 + "/" + "y" * 300, "a\0b", "", "../no", "/", "\udcff"]
+LOOKERS = ["watch", "logs", "explain", "report", "drain", "cancel", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [*(("status", name) for name in NOT_NAMES), *((command, "x" * 300) for command in LOOKERS)]
+)
+def test_a_name_that_no_run_can_have_is_no_run(
+    command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, name, "--runs-root", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert (
+        error.startswith("pawl: There is no run ") and error.count("\n") == 1 and len(error) < 400 + len(str(tmp_path))
+    )
+
+
 def test_a_traceback_appears_with_v_only(tmp_path: Path) -> None:
     arguments = ("status", "beta", "--runs-root", str(tmp_path))
     assert "Traceback" not in pawl(*arguments).stderr
