@@ -48,3 +48,13 @@ def tiny_batch(seed: int = 0, *, m: int = 2, b: int = 2) -> StepBatch:
         input_ids_MBT=tokens[..., :-1].contiguous(), labels_MBT=labels,
         position_ids_MBT=torch.arange(T).expand(labels.shape), sample_ids=tuple(range(m * b)),
     )  # fmt: skip
+
+
+def logits_of(engine: Engine, batch: StepBatch) -> torch.Tensor:
+    """The logits [M, B, T, V] of a one-rank engine, from what enters its head: the engine itself never makes them."""
+    head = engine._modules["lm_head"]
+    seen: list[torch.Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["hidden"]), with_kwargs=True)
+    engine.eval_loss(batch)
+    hook.remove()
+    return torch.stack(seen).detach() @ head.weight.detach().T

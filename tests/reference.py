@@ -54,6 +54,15 @@ def build(config: LlamaConfig, tensors: Mapping[str, torch.Tensor], dtype: torch
     return model
 
 
+def apply_mup(model: LlamaForCausalLM, *, base_width: int = 256) -> None:
+    """Spectral muP's two factors of the forward pass: scores times 1/d; before a tied head, hidden times base / D."""
+    for layer in model.model.layers:
+        layer.self_attn.scaling = 1 / layer.self_attn.head_dim
+    if model.config.tie_word_embeddings:
+        multiplier = base_width / model.config.hidden_size
+        model.model.norm.register_forward_hook(lambda module, args, out: out * multiplier)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What a reference run computed: per step loss and gradient norm, step-1 gradients, final weights."""

@@ -9,12 +9,13 @@ Dims: V vocab · D hidden · F ffn · H heads · K kv heads · d head dim.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigError
 from trainer.mesh.topology import Topology
+from trainer.mup import lr_multiplier, spectral_std
 from trainer.pipeline.partition import layer_counts, stage_of_layer
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
-
-# Adam's learning rate under spectral muP is lr * MUP_BASE_FAN_IN / fan_in: the width at which both are the same.
-MUP_BASE_FAN_IN = 256
 
 
 class InitKind(StrEnum):
@@ -89,12 +87,12 @@ def param_specs(config: "Config", topology: Topology) -> tuple[ParamSpec, ...]:
     last = topology.pp - 1
     build = _Builder(config=config, topology=topology)
     tied = bool(model.tie_word_embeddings)
-    specs = [build.vocab(EMBEDDING, stages=tuple(dict.fromkeys((0, last))) if tied else (0,), sites=1 + tied)]
+    specs = [build.embedding(stages=tuple(dict.fromkeys((0, last))) if tied else (0,), sites=1 + tied)]
     for layer, stage in enumerate(stage_of_layer(counts)):
         specs += build.decoder_layer(layer, stage)
     specs.append(build.norm(FINAL_NORM, last))
     if not tied:
-        specs.append(build.vocab(HEAD, stages=(last,), sites=1))
+        specs.append(build.head(last))
     return tuple(specs)
 
 
@@ -189,15 +187,28 @@ class _Builder:
             init=Init(kind=InitKind.ONES), decay=False, fan_in=1, fan_out=d,
         )  # fmt: skip
 
-    def vocab(self, name: str, *, stages: tuple[int, ...], sites: int) -> ParamSpec:
-        """Embedding or head; muP draws both at the base std and keeps their learning rate (they are not hidden)."""
-        model = self.config.model.model_config
-        v, d = model.vocab_size, model.hidden_size
-        padded = -(-v // self.topology.tp) * self.topology.tp
+    def embedding(self, *, stages: tuple[int, ...], sites: int) -> ParamSpec:
+        """A lookup sums over no width, so muP changes neither its draw nor its rate, also where it is the head too."""
+        (v, d), padded = self._vocab_shape, self._padded_vocab_shape
         return ParamSpec(
-            name=name, shape=(v, d), padded_shape=(padded, d), shard_dim=0, stages=stages, tie_sites=sites,
+            name=EMBEDDING, shape=(v, d), padded_shape=padded, shard_dim=0, stages=stages, tie_sites=sites,
             init=Init(kind=InitKind.NORMAL, std=self._std), decay=True, fan_in=d, fan_out=v,
         )  # fmt: skip
+
+    def head(self, stage: int) -> ParamSpec:
+        """The head of its own is a matrix like the hidden ones."""
+        spec = self._matrix(HEAD, self._vocab_shape, stage, shard_dim=0, std=self._std)
+        return replace(spec, padded_shape=self._padded_vocab_shape)
+
+    @property
+    def _vocab_shape(self) -> tuple[int, int]:
+        model = self.config.model.model_config
+        return model.vocab_size, model.hidden_size
+
+    @property
+    def _padded_vocab_shape(self) -> tuple[int, int]:
+        (v, d), tp = self._vocab_shape, self.topology.tp
+        return -(-v // tp) * tp, d
 
     @property
     def _std(self) -> float:
@@ -210,10 +221,5 @@ class _Builder:
         return ParamSpec(
             name=name, shape=shape, padded_shape=shape, shard_dim=shard_dim, stages=(stage,), decay=True,
             init=Init(kind=InitKind.NORMAL, std=spectral_std(fan_in, fan_out) if mup else std),
-            fan_in=fan_in, fan_out=fan_out, lr_mult=MUP_BASE_FAN_IN / fan_in if mup else 1.0,
+            fan_in=fan_in, fan_out=fan_out, lr_mult=lr_multiplier(fan_in) if mup else 1.0,
         )  # fmt: skip
-
-
-def spectral_std(fan_in: int, fan_out: int) -> float:
-    """Spectral muP: σ = min(1, √(out/in)) / √in (arXiv 2310.17813)."""
-    return min(1.0, math.sqrt(fan_out / fan_in)) / math.sqrt(fan_in)

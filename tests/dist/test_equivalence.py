@@ -34,6 +34,7 @@ WIDE = [
     Case(dp=8, tied=True, bucket_numel=1000),
     Case(pp=4, tp=2, tied=True, layers=4, schedule="afab"),
     Case(dp=2, tp=2, tied=False, use_mup=True),
+    Case(pp=2, tp=2, tied=True, use_mup=True),
 ]
 
 
@@ -57,8 +58,7 @@ def expected(tied: bool, layers: int, heads: int, kv_heads: int, use_mup: bool) 
     }
     model = reference.build(config, tensors, torch.float64)
     if use_mup:
-        for layer in model.model.layers:
-            layer.self_attn.scaling = 1 / layer.self_attn.head_dim
+        reference.apply_mup(model)
     outcome = reference.train(
         model, [global_batch(i) for i in range(STEPS)], lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=DECAY,
         clip_grad=CLIP, lr_mult={name: mup_factor(name, t.shape) for name, t in tensors.items()} if use_mup else None,
@@ -71,8 +71,8 @@ def expected(tied: bool, layers: int, heads: int, kv_heads: int, use_mup: bool) 
 
 
 def mup_factor(name: str, shape: torch.Size) -> float:
-    """Spectral muP's factor on Adam's rate: base width / fan in for hidden matrices, 1 for all else."""
-    return 256 / shape[1] if name.endswith("proj.weight") else 1.0
+    """Spectral muP's factor on Adam's rate: base width / fan in for matrices, 1 for embeddings and norms."""
+    return 256 / shape[1] if name.endswith(("proj.weight", "lm_head.weight")) else 1.0
 
 
 def assemble_gradients(case: Case, runs: list[RankRun]) -> dict[tuple[str, int], np.ndarray]:

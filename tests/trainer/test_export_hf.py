@@ -11,12 +11,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import reference
 import torch
 from checkpoint_world import empty_rank, facts, flip_byte, make_spec
+from engine_world import logits_of
 from safetensors import safe_open
+from transformers import LlamaConfig
 
 from trainer.checkpoint.naming import CheckpointName, partial_name
-from trainer.checkpoint.save import begin, commit, save_checkpoint, write_rank
+from trainer.checkpoint.save import begin, commit, model_record, save_checkpoint, write_rank
 from trainer.checkpoint.state import RunState
 from trainer.cli import main
 from trainer.config.model import (
@@ -33,6 +36,7 @@ from trainer.config.model import (
     Tokens,
 )
 from trainer.convert.export_hf import ConvertError, cast, export_hf, plan_shards
+from trainer.convert.fold import folded_factor, folding_note
 from trainer.convert.names import LLAMA, from_hf, to_hf
 from trainer.data.batch import StepBatch
 from trainer.data.tokenizer import save_tokenizer, train_bpe
@@ -40,12 +44,13 @@ from trainer.engine import Engine
 from trainer.errors import CheckpointInvalid
 from trainer.mesh.context import ParallelContext
 from trainer.mesh.topology import Topology
+from trainer.mup import BASE_FAN_IN
 
 VOCAB = 300
 TEXT = [f"the pawl lets the ratchet turn only forward {i} {i * i}" for i in range(60)]
 
 
-def make_config(*, tied: bool, dtype: str) -> Config:
+def make_config(*, tied: bool, dtype: str, use_mup: bool = False, head_dim: int = 16) -> Config:
     """A Llama whose head_dim is not hidden / heads, with grouped kv heads and its own rope_theta."""
     shape = ModelConfig(
         hidden_size=32,
@@ -53,7 +58,7 @@ def make_config(*, tied: bool, dtype: str) -> Config:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         vocab_size=VOCAB,
         max_position_embeddings=64,
         rope_theta=5000.0,
@@ -63,7 +68,7 @@ def make_config(*, tied: bool, dtype: str) -> Config:
     return Config(
         general=General(project="test", run="export", seed=3),
         parallelism=Parallelism(dp=1, pp=1, tp=1),
-        model=Model(model_config=shape, dtype=dtype, init_method=InitMethod(std=0.3)),
+        model=Model(model_config=shape, dtype=dtype, init_method=InitMethod(std=0.3, use_mup=use_mup)),
         optimizer=Optimizer(learning_rate_scheduler=LearningRateScheduler(learning_rate=1e-3)),
         tokens=Tokens(sequence_length=16, train_steps=1, micro_batch_size=2, batch_accumulation_per_replica=1),
         data=Data(dataset=Dataset(dataset_folder=["unused"])),
@@ -77,9 +82,9 @@ def tokenizer_dir(tmp_path_factory):
     return out
 
 
-def save_random(folder: Path, *, tied=True, dtype="float32", tokenizer=None) -> SimpleNamespace:
-    """A checkpoint of a randomly drawn model, and what that model says of 16 tokens."""
-    engine = Engine(make_config(tied=tied, dtype=dtype), ParallelContext(Topology()))
+def save_random(folder: Path, *, tied=True, dtype="float32", tokenizer=None, **model) -> SimpleNamespace:
+    """A checkpoint of a randomly drawn model, and what that model says of 2 samples of 16 tokens."""
+    engine = Engine(make_config(tied=tied, dtype=dtype, **model), ParallelContext(Topology()))
     engine.init_weights()
     saved = save_checkpoint(
         engine,
@@ -177,6 +182,48 @@ def test_the_config_says_everything_that_changes_the_numbers(tmp_path):
     assert {key: config[key] for key in wanted} == wanted
     assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 5000.0}
     assert config["tie_word_embeddings"] is True and config["bos_token_id"] is None
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_mup_is_folded_so_that_transformers_computes_the_same_logits(dtype, tied, tmp_path):
+    """A Llama knows neither 1/d in the attention nor an output multiplier; a head size of 12 makes √d no power of 2."""
+    run = save_random(tmp_path, dtype=dtype, tied=tied, use_mup=True, head_dim=12)
+    before = (run.path / "rank-00000.safetensors").read_bytes()
+    done = export_hf(run.path, tmp_path / "hf")
+    with safe_open(tmp_path / "hf" / "model.safetensors", framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    config = LlamaConfig.from_pretrained(tmp_path / "hf")
+    model = reference.build(config, tensors, getattr(torch, dtype))
+    with torch.no_grad():
+        theirs = model(input_ids=run.batch.input_ids_MBT[0]).logits.double()
+    ours = logits_of(run.engine, run.batch)[0].double()
+    assert torch.allclose(
+        ours, theirs, rtol=0, atol=(1e-10 if dtype == "float64" else 1e-4) * float(theirs.abs().max())
+    )
+    assert len(done.notes) == 2 and "muP is folded" in done.notes[1]
+    assert (run.path / "rank-00000.safetensors").read_bytes() == before, "the checkpoint keeps what is trained"
+
+
+def test_folding_needs_both_factors_and_only_them(tmp_path):
+    """Which tensors differ from the master, and by how much: the test above would not see factors that cancel."""
+    run = save_random(tmp_path, use_mup=True)
+    export_hf(run.path, tmp_path / "hf")
+    with safe_open(tmp_path / "hf" / "model.safetensors", framework="pt") as file:
+        factors = {name: file.get_tensor(name) / run.engine.optimizer.view(name)[0] for name in file.keys()}  # noqa: SIM118
+    changed = {name: float(value.flatten()[0]) for name, value in factors.items() if not (value == 1).all()}
+    assert changed == {
+        "model.layers.0.self_attn.q_proj.weight": 0.25,
+        "model.layers.1.self_attn.q_proj.weight": 0.25,
+        "model.norm.weight": BASE_FAN_IN / 32,
+    }
+
+
+def test_a_manifest_without_factors_is_exported_as_it_stands():
+    for name in ("model.layers.3.self_attn.q_proj.weight", "model.norm.weight", "lm_head.weight"):
+        assert folded_factor(name, {"head_dim": 12}) == 1.0
+    standard = model_record(make_config(tied=True, dtype="float32", head_dim=12))
+    assert folded_factor("model.layers.3.self_attn.q_proj.weight", standard) == 1.0 and folding_note(standard) is None
 
 
 def as_bfloat16(values: np.ndarray) -> torch.Tensor:

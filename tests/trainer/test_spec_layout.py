@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trainer.errors import ConfigError
 from trainer.init import draw_box, tensor_key
 from trainer.mesh.topology import Topology
+from trainer.mup import attention_scale, output_multiplier
 from trainer.optim.layout import ALIGN, plan_layout, plan_rank_layout
 from trainer.optim.norm import owned_ranges
 from trainer.pipeline.partition import layer_counts
@@ -132,12 +133,26 @@ def test_initial_statistics_and_independence() -> None:
     assert len({row.tobytes() for row in values}) == len(values)
 
 
-def test_spectral_mup_scales() -> None:
-    specs = {spec.name: spec for spec in param_specs(tiny_config(use_mup=True), Topology())}
-    down = specs["model.layers.0.mlp.down_proj.weight"]  # 48 → 32
-    assert down.init.std == pytest.approx(math.sqrt(32 / 48) / math.sqrt(48)) and down.lr_mult == pytest.approx(
-        256 / 48
-    )
-    up = specs["model.layers.0.mlp.up_proj.weight"]  # 32 → 48: min(1, …) bites
-    assert up.init.std == pytest.approx(1 / math.sqrt(32)) and up.lr_mult == 8
-    assert specs["model.embed_tokens.weight"].lr_mult == 1 == specs["model.norm.weight"].lr_mult
+@pytest.mark.parametrize("tied", [True, False])
+def test_spectral_mup_scales(tied: bool) -> None:
+    """(σ, factor on the rate) of each kind of tensor: hidden matrices, both uses of the vocabulary, norms."""
+    specs = {spec.name: spec for spec in param_specs(tiny_config(use_mup=True, tied=tied), Topology())}
+    down, up = math.sqrt(32 / 48) / math.sqrt(48), 1 / math.sqrt(32)
+    wanted = {
+        "model.layers.0.mlp.down_proj.weight": (down, 256 / 48),
+        "model.layers.0.mlp.up_proj.weight": (up, 256 / 32),
+        "model.embed_tokens.weight": (0.02, 1.0),
+        "model.norm.weight": (0.0, 1.0),
+    } | ({} if tied else {"lm_head.weight": (up, 256 / 32)})
+    for name, (std, lr_mult) in wanted.items():
+        assert (specs[name].init.std, specs[name].lr_mult) == pytest.approx((std, lr_mult)), name
+    assert ("lm_head.weight" in specs) == (not tied)
+
+
+@pytest.mark.parametrize(("tied", "use_mup", "wanted"), [
+    (True, True, (1 / 8, 256 / 32)), (False, True, (1 / 8, 1.0)),
+    (True, False, (8**-0.5, 1.0)), (False, False, (8**-0.5, 1.0)),
+])  # fmt: skip
+def test_mup_factors_of_the_forward_pass(tied: bool, use_mup: bool, wanted: tuple[float, float]) -> None:
+    config = tiny_config(tied=tied, use_mup=use_mup)
+    assert (attention_scale(config), output_multiplier(config)) == wanted

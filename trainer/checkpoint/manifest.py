@@ -27,7 +27,9 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """model_config: the architecture in Hugging Face's words, `dtype` = compute dtype. tokenizer: {path, sha256}."""
+    """model_config: the architecture in Hugging Face's words, `dtype` = compute dtype, and two factors of the forward
+    pass (`attention_scale` on q·k, `output_multiplier` on what enters the head). tokenizer: {path, sha256}.
+    """
 
     run: str
     step: int

@@ -44,9 +44,11 @@ from trainer.data.format import file_xxh3
 from trainer.data.tokenizer import TOKENIZER_JSON, tokenizer_sha256
 from trainer.errors import TrainerError
 from trainer.fsio import fsync_directory, write_atomic
+from trainer.mup import attention_scale, output_multiplier
 from trainer.optim.layout import STATES
 
 if TYPE_CHECKING:
+    from trainer.config.model import Config
     from trainer.engine import Engine
 
 
@@ -92,13 +94,12 @@ def save_checkpoint(
     name = CheckpointName(state.step, parse_epoch(epoch))
     final, partial = checkpoints_dir / str(name), checkpoints_dir / partial_name(name)
     shards, leads = shards_of(engine), engine.ctx.rank == 0
-    model = engine.config.model
     facts = Facts(
         run=run,
         name=name,
         state=state,
         config_text=config_text,
-        model_config={**model.model_config_.model_dump(), "dtype": model.dtype},
+        model_config=model_record(engine.config),
         tokenizer=tokenizer_record(tokenizer),
     )
     together(engine.ctx, lambda: begin(final, partial) if leads else {})
@@ -205,6 +206,16 @@ def commit(
 def _write_text(path: Path, text: str) -> FileRecord:
     write_atomic(path, text)
     return FileRecord(name=path.name, bytes=path.stat().st_size, xxh3=file_xxh3(path))
+
+
+def model_record(config: "Config") -> dict[str, Any]:
+    """The architecture as the manifest has it: Hugging Face's words, the compute dtype, the factors of the forward."""
+    return {
+        **config.model.model_config_.model_dump(),
+        "dtype": config.model.dtype,
+        "attention_scale": attention_scale(config),
+        "output_multiplier": output_multiplier(config),
+    }
 
 
 def tokenizer_record(path: str | None) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from trainer.checkpoint.reader import BoxReader, Checkpoint, check_file, open_checkpoint
 from trainer.checkpoint.tensorfile import ITEM_BYTES, write_tensors
+from trainer.convert.fold import folded_factor, folding_note
 from trainer.convert.hf_config import generation_config, hf_config
 from trainer.convert.names import to_hf
 from trainer.data.tokenizer import TOKENIZER_JSON, load_tokenizer, tokenizer_sha256
@@ -67,6 +68,7 @@ class _Tensor:
     hf: str
     shape: tuple[int, ...]
     num_bytes: int
+    factor: float
 
 
 def export_hf(
@@ -115,12 +117,13 @@ def export_hf(
         num_bytes=sum(tensor.num_bytes for tensor in tensors),
         dtype=dtype,
         tokenizer=found.path,
-        notes=found.notes,
+        notes=tuple(note for note in (*found.notes, folding_note(model)) if note is not None),
     )
 
 
 def _tensors(checkpoint: Checkpoint, dtype: str) -> tuple[_Tensor, ...]:
-    model_type = str(checkpoint.manifest.model_config["model_type"])
+    model = checkpoint.manifest.model_config
+    model_type = str(model["model_type"])
     try:
         return tuple(
             _Tensor(
@@ -128,6 +131,7 @@ def _tensors(checkpoint: Checkpoint, dtype: str) -> tuple[_Tensor, ...]:
                 hf=to_hf(name, model_type),
                 shape=tensor.shape,
                 num_bytes=int(np.prod(tensor.shape)) * ITEM_BYTES[dtype],
+                factor=folded_factor(name, model),
             )
             for name, tensor in checkpoint.index.tensors.items()
         )
@@ -162,7 +166,10 @@ def _write_weights(
     def arrays(members: range) -> Iterator[NDArray[Any]]:
         for i in members:
             progress(tensors[i].hf, i + 1, len(tensors))
-            yield cast(reader.tensor(tensors[i].canonical), dtype)
+            values = reader.tensor(tensors[i].canonical)
+            if tensors[i].factor != 1.0:
+                values = values * tensors[i].factor  # not in place: it may be a map of the checkpoint's file
+            yield cast(values, dtype)
 
     for number, members in enumerate(shards, start=1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"

@@ -19,6 +19,7 @@ from trainer.layers.mlp import SwiGLU
 from trainer.layers.rotary import Rotary
 from trainer.layers.tied import TiedParameter
 from trainer.mesh.topology import Topology
+from trainer.mup import attention_scale, output_multiplier
 from trainer.pipeline.block import PipelineBlock, TensorPointer
 from trainer.pipeline.graph import Meta
 from trainer.pipeline.partition import layer_counts, stage_of_layer
@@ -35,11 +36,10 @@ class DecoderLayer(nn.Module):
         super().__init__()
         shape = config.model.model_config
         hidden, eps, head_dim = shape.hidden_size, shape.rms_norm_eps, shape.head_size
-        is_mup = config.model.init_method.use_mup
         self.input_layernorm = layers.norm(hidden, eps=eps)
         self.self_attn = CausalSelfAttention(
             layers, hidden_size=hidden, num_heads=shape.num_attention_heads, num_kv_heads=shape.kv_heads,
-            head_dim=head_dim, rotary=rotary, scale=1 / head_dim if is_mup else head_dim**-0.5,
+            head_dim=head_dim, rotary=rotary, scale=attention_scale(config),
         )  # fmt: skip
         self.post_attention_layernorm = layers.norm(hidden, eps=eps)
         self.mlp = SwiGLU(layers, hidden_size=hidden, intermediate_size=shape.intermediate_size)
@@ -70,7 +70,7 @@ class Llama(nn.Module):
             PipelineBlock(decoder, name=f"model.layers.{i}", stage=stage, outputs=_same_hidden)
             for i, stage in enumerate(stage_of_layer(counts))
         )
-        norm = partial(_FinalNorm, layers, hidden, shape.rms_norm_eps)
+        norm = partial(_FinalNorm, layers, hidden, shape.rms_norm_eps, multiplier=output_multiplier(config))
         self.norm = PipelineBlock(norm, name="model", stage=last, outputs=_same_hidden)
         head = partial(layers.head, vocab, hidden)
         scalar = partial(_scalar_loss, dtype=layers.dtype)
@@ -90,15 +90,15 @@ class Llama(nn.Module):
 
 
 class _FinalNorm(nn.Module):
-    """The norm before the head, nested so that its parameter is called `model.norm.weight`."""
+    """The norm before the head, nested so that its parameter is called `model.norm.weight`; muP's output multiplier."""
 
-    def __init__(self, layers: LayerFactory, hidden_size: int, eps: float) -> None:
+    def __init__(self, layers: LayerFactory, hidden_size: int, eps: float, *, multiplier: float) -> None:
         super().__init__()
-        self.norm = layers.norm(hidden_size, eps=eps)
+        self.norm, self.multiplier = layers.norm(hidden_size, eps=eps), multiplier
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.norm(hidden)
-        return out
+        return out if self.multiplier == 1.0 else out * self.multiplier
 
 
 def _embedded(*, input_ids: Meta, hidden_size: int, dtype: torch.dtype) -> Meta:

@@ -1,0 +1,35 @@
+"""Factors of pawl's forward pass that other software has no place for, moved into weights at export.
+
+    q·k · attention_scale      LlamaForCausalLM always applies 1/√d ▸ the rest goes into q_proj
+    hidden · output_multiplier           it has none                ▸ all of it goes into the final norm's weight
+
+Both factors stand in front of linear maps, so the logits are the same numbers. The checkpoint keeps the weights that
+are trained; a manifest without the two fields is of a model without factors.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.mup import standard_attention_scale
+from trainer.spec import FINAL_NORM
+
+QUERY = ".self_attn.q_proj.weight"
+
+
+def folded_factor(name: str, model: Mapping[str, Any]) -> float:
+    """What the canonical tensor `name` is multiplied by, before any cast; `model` is a manifest's model_config."""
+    standard = standard_attention_scale(int(model["head_dim"]))
+    if name.endswith(QUERY):
+        return float(model.get("attention_scale", standard)) / standard
+    return float(model.get("output_multiplier", 1.0)) if name == FINAL_NORM else 1.0
+
+
+def folding_note(model: Mapping[str, Any]) -> str | None:
+    """One sentence on what was folded, None where nothing was."""
+    query, norm = folded_factor(QUERY, model), folded_factor(FINAL_NORM, model)
+    if query == norm == 1.0:
+        return None
+    return (
+        f"muP is folded into the weights, so that any Llama computes the same logits: q_proj × {query:.6g}, "
+        f"{FINAL_NORM} × {norm:.6g}"
+    )
