@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.errors import TrainerError
+from trainer.errors import Interrupted, TrainerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +58,8 @@ COMMANDS = (
     Command(
         name="schedule",
         module="trainer.pipeline.cli",
-        help="print a pipeline schedule as a grid",
-        example="python -m trainer schedule --name 1f1b -p 4 -m 8",
+        help="print or draw a pipeline schedule and its bubble",
+        example="python -m trainer schedule --name zb-h1 -p 4 -m 16",
     ),
     Command(
         name="mesh",
@@ -90,6 +90,7 @@ def parser_for(command: Command | None, *, prog: str | None = None) -> argparse.
         description=command.help,
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        conflict_handler="resolve",  # `schedule -v 2` is its number of stages; --verbose stays
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
     importlib.import_module(command.module).add_arguments(parser)
@@ -108,6 +109,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         overview.parse_args(words[:1])  # --help, or an error that lists the commands
         return 2
+    try:
+        return run(command, words)
+    except KeyboardInterrupt:  # a command that has more to say about it raises Interrupted
+        print(f"trainer {command.name}: interrupted.", file=sys.stderr)
+        return Interrupted.exit_code
+
+
+def run(command: Command, words: Sequence[str]) -> int:
+    """Parse the words after `python -m trainer` (the first is the command's name) and run it."""
     # Not an option of the commands: pawl says under which name it runs them, and help and errors use that name.
     prog = words[2] if words[1:2] == ["--prog"] and len(words) > 2 else None
     args = parser_for(command, prog=prog).parse_args(words[3:] if prog else words[1:])

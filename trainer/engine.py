@@ -28,8 +28,9 @@ from trainer.optim.layout import DEFAULT_BUCKET_NUMEL, plan_rank_layout
 from trainer.optim.optimizer import FlatOptimizer
 from trainer.pipeline.block import PipelineBlock
 from trainer.pipeline.engine.interpreter import Interpreter
+from trainer.pipeline.generators import forward_only, make_schedule
 from trainer.pipeline.graph import Graph
-from trainer.pipeline.schedule import Action, Schedule, forward_only, make_schedule
+from trainer.pipeline.schedule import Action, Lists, Placement
 from trainer.pipeline.trace import trace
 from trainer.pipeline.validate import validate
 from trainer.spec import ParamSpec, local_box, local_shape, param_specs, specs_on_stage
@@ -189,10 +190,11 @@ class Engine:
             self._plans[plan] = self._schedule(interpreter.graph, m, is_training=is_training)[self.stage]
         return interpreter, self._plans[plan]
 
-    def _schedule(self, graph: Graph, m: int, *, is_training: bool) -> Schedule:
+    def _schedule(self, graph: Graph, m: int, *, is_training: bool) -> Lists:
         p = self.topology.pp
-        schedule = make_schedule(self.config.parallelism.pp_engine, p=p, m=m) if is_training else forward_only(p, m)
-        return validate(schedule, graph.links, m=m)
+        if is_training:
+            return validate(make_schedule(self.config.parallelism.pp_engine, p=p, m=m), graph.links).lists
+        return validate(forward_only(Placement.loop(p), m), graph.links).lists
 
     def _trace(self, shape_BT: tuple[int, ...]) -> Graph:
         fields: dict[str, Any] = {

@@ -16,7 +16,7 @@ from trainer.mesh.context import ParallelContext
 from trainer.mesh.topology import Topology
 from trainer.pipeline.block import PipelineBlock, TensorPointer
 from trainer.pipeline.engine.interpreter import Interpreter
-from trainer.pipeline.schedule import make_schedule
+from trainer.pipeline.generators import make_schedule
 from trainer.pipeline.trace import trace
 from trainer.pipeline.validate import validate
 
@@ -179,7 +179,7 @@ def skip_pipeline(ranks: Ranks, pp: int, name: str) -> tuple[float, dict[str, np
         module = block.builder()
         if block.stage == ctx.get_pp_rank():
             modules[block.name] = module
-    schedule = validate(make_schedule(name, p=pp, m=4), graph.links, m=4)
+    schedule = validate(make_schedule(name, p=pp, m=4), graph.links).lists
     generator = torch.Generator().manual_seed(9)
     fields = [{"ids": torch.randint(0, 7, (2, 3), generator=generator)} for _ in range(4)]
     interpreter = Interpreter(graph, modules, stage=ctx.get_pp_rank(), pp=ctx.pp, device=cpu)

@@ -12,7 +12,8 @@ from trainer.comm import Group
 from trainer.pipeline.block import PipelineBlock, TensorPointer
 from trainer.pipeline.engine import interpreter as module
 from trainer.pipeline.engine.interpreter import Interpreter
-from trainer.pipeline.schedule import forward_only, make_schedule
+from trainer.pipeline.generators import forward_only, make_schedule
+from trainer.pipeline.schedule import Placement
 from trainer.pipeline.trace import trace
 from trainer.pipeline.validate import validate
 
@@ -77,7 +78,8 @@ def run(stage: int, m: int, *, is_training: bool, monkeypatch: pytest.MonkeyPatc
     for name in ("send", "receive", "wait"):
         monkeypatch.setattr(module, name, getattr(wire, name))
     graph = trace(model, {"x": torch.zeros((), device="meta")})
-    schedule = validate(make_schedule("1f1b", p=P, m=m) if is_training else forward_only(P, m), graph.links, m=m)
+    made = make_schedule("1f1b", p=P, m=m) if is_training else forward_only(Placement.loop(P), m)
+    schedule = validate(made, graph.links).lists
     pp = Group(ranks=tuple(range(P)), rank=stage, pg=None)
     block: Any = model.blocks[stage]
     interpreter = Interpreter(graph, {block.name: block.build()}, stage=stage, pp=pp, device=torch.device("cpu"))

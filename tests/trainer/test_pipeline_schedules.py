@@ -1,111 +1,106 @@
-"""Schedules as data: the formulas of the literature as properties, lowering and validation."""
+"""Schedules as data: the formulas of the literature as properties of every generator, on a clock."""
+
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.pipeline.cli import render
-from trainer.pipeline.lower import chain, lower
-from trainer.pipeline.schedule import SCHEDULES, Action, Op, forward_only, make_schedule, one_f_one_b
-from trainer.pipeline.simulate import Costs, simulate
-from trainer.pipeline.validate import check_complete, check_fifo, check_rendezvous, peak_activations, validate
+from trainer.pipeline.generators import GENERATORS, forward_only, make_schedule
+from trainer.pipeline.lower import chain
+from trainer.pipeline.schedule import Op, Placement, Schedule
+from trainer.pipeline.simulate import Costs, Simulation, simulate, unsynchronised_period
+from trainer.pipeline.validate import peaks, validate
 
-stages, micro_batches = st.integers(1, 8), st.integers(1, 32)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-@given(p=stages, m=micro_batches)
-@settings(max_examples=40, deadline=None)
-def test_every_schedule_is_valid_and_has_the_known_bubble(name: str, p: int, m: int) -> None:
-    schedule = make_schedule(name, p=p, m=m)
-    lowered = validate(schedule, chain(p), m=m)
-    run = simulate(schedule, chain(p), Costs(forward=1, backward=2))
-    assert run.makespan - run.ideal == pytest.approx((p - 1) * 3)
-    assert run.bubble_of_ideal == pytest.approx((p - 1) / m)
-    assert run.bubble_of_total == pytest.approx((p - 1) / (m + p - 1))
-    messages = sum(action.peer is not None for actions in lowered for action in actions)
-    assert messages == 4 * (p - 1) * m  # forward and backward, each a send and a receive
+ranks, micro_batches, virtual = st.integers(1, 8), st.integers(1, 32), st.integers(1, 4)
+costs = st.builds(Costs, forward=st.integers(1, 5), input=st.integers(1, 5), weight=st.integers(0, 5))
+few = settings(max_examples=30, deadline=None)
 
 
-@given(p=stages, m=micro_batches)
-@settings(max_examples=40, deadline=None)
-def test_peak_activations(p: int, m: int) -> None:
-    assert peak_activations(make_schedule("1f1b", p=p, m=m)) == tuple(min(p - r, m) for r in range(p))
-    assert peak_activations(make_schedule("afab", p=p, m=m)) == (m,) * p
+def run(schedule: Schedule, c: Costs) -> Simulation:
+    return simulate(schedule, chain(schedule.placement.num_stages), c)
 
 
-def test_one_stage_is_gradient_accumulation() -> None:
-    assert [str(a) for a in one_f_one_b(1, 3)[0]] == ["0F0", "0B0", "0F1", "0B1", "0F2", "0B2"]
+def idle(schedule: Schedule, c: Costs) -> float:
+    """makespan − ideal; the ideal is also asserted."""
+    simulation = run(schedule, c)
+    assert simulation.ideal == pytest.approx(schedule.m * (c.forward + c.input + c.weight))
+    return simulation.makespan - simulation.ideal
 
 
-def test_backwards_run_in_micro_batch_order_on_every_stage() -> None:
-    for name in SCHEDULES:
-        for actions in make_schedule(name, p=4, m=6):
-            order = [a.micro_batch for a in actions if a.op is Op.B]
-            assert order == sorted(order)
+@pytest.mark.parametrize("name", ["1f1b", "afab"])
+@given(p=ranks, m=micro_batches, c=costs)
+@few
+def test_bubble_of_1f1b_and_afab(name: str, p: int, m: int, c: Costs) -> None:
+    assert idle(make_schedule(name, p=p, m=m), c) == pytest.approx((p - 1) * (c.forward + c.input + c.weight))
 
 
-def test_links_between_distant_stages_are_lowered_too() -> None:
-    links = (*chain(4), (0, 2), (1, 3))
-    lowered = validate(make_schedule("1f1b", p=4, m=5), links, m=5)
-    assert sum(a.op is Op.SEND_F for a in lowered[0]) == 10 and sum(a.op is Op.RECV_F for a in lowered[3]) == 10
-    validate(forward_only(4, 5), links, m=5)
+@given(p=ranks, m=micro_batches, v=virtual, c=costs)
+@few
+def test_bubble_of_interleaved(p: int, m: int, v: int, c: Costs) -> None:
+    """For every m ≥ p, whether p divides it or not; each micro-batch fewer than p costs (v − 1)/v more."""
+    missing = max(0, p - m) * (v - 1)
+    expected = (p - 1 + missing) * (c.forward + c.input + c.weight) / v
+    assert idle(make_schedule("interleaved", p=p, m=m, v=v), c) == pytest.approx(expected)
 
 
-def test_a_missing_a_repeated_and_a_foreign_action_are_named() -> None:
-    good = [list(actions) for actions in one_f_one_b(2, 2)]
-    with pytest.raises(ValueError, match=r"rank 1: missing actions \['1B1'\]"):
-        check_complete((tuple(good[0]), tuple(good[1][:-1])), m=2)
-    with pytest.raises(ValueError, match="repeated or foreign"):
-        check_complete((tuple(good[0]), (*good[1], good[1][0])), m=2)
+@given(p=ranks, more=st.integers(0, 24), c=costs)
+@few
+def test_bubble_of_zb_h1(p: int, more: int, c: Costs) -> None:
+    """(p − 1)(f + b − w) for w ≤ f and w ≤ b; a longer W fills no more than the shorter of these."""
+    expected = (p - 1) * (c.forward + c.input - min(c.forward, c.input, c.weight))
+    assert idle(make_schedule("zb-h1", p=p, m=p + more), c) == pytest.approx(expected)
 
 
-def test_a_schedule_that_waits_for_itself_is_refused() -> None:
-    f, b = (Action(Op.F, 0, 0), Action(Op.F, 1, 0)), (Action(Op.B, 0, 0), Action(Op.B, 1, 0))
-    with pytest.raises(ValueError, match=r"deadlocks: rank 0 at 0B0, rank 1 at 1F0"):
-        lower(((b[0], f[0]), (f[1], b[1])), chain(2))
+@given(p=ranks, more=st.integers(0, 16))
+@few
+def test_zb_v_has_no_bubble_but_the_skew(p: int, more: int) -> None:
+    """The skew of (p − 1) b/2 is what the clipping barrier costs; ranks that do not wait have no bubble at all."""
+    schedule, m = make_schedule("zb-v", p=p, m=2 * p + more), 2 * p + more
+    assert idle(schedule, Costs()) == pytest.approx((p - 1) / 2)
+    assert unsynchronised_period(schedule, chain(2 * p), Costs()) == pytest.approx(3 * m)
+    assert peaks(schedule).together == (2 * p,) * p
 
 
-def test_messages_out_of_order_and_crossed_sends_are_refused() -> None:
-    lowered = [list(actions) for actions in lower(make_schedule("afab", p=2, m=2), chain(2))]
-    receives = [i for i, a in enumerate(lowered[1]) if a.op is Op.RECV_F]
-    swapped = [list(actions) for actions in lowered]
-    first, second = receives
-    swapped[1][first], swapped[1][second] = swapped[1][second], swapped[1][first]
-    with pytest.raises(ValueError, match="rank 0 to rank 1"):
-        check_fifo(tuple(tuple(actions) for actions in swapped))
-    crossed = (
-        (Action(Op.F, 0, 0), Action(Op.SEND_F, 0, 0, 1), Action(Op.RECV_B, 0, 0, 1)),
-        (Action(Op.SEND_B, 1, 0, 0), Action(Op.RECV_F, 1, 0, 0)),
-    )
-    with pytest.raises(ValueError, match="deadlocks: rank 0 at 0SEND_F0→1, rank 1 at 1SEND_B0→0"):
-        check_rendezvous(crossed, chain(2))
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_a_schedule_without_skew_gains_nothing_where_the_barrier_falls(name: str) -> None:
+    schedule = make_schedule(name, p=4, m=8)
+    period = unsynchronised_period(schedule, chain(4), Costs())
+    assert period == run(schedule, Costs()).makespan
 
 
-def test_a_receive_that_holds_up_the_send_its_message_waits_for_is_refused() -> None:
-    """Messages of a group run one by one on NCCL: 1RECV_F1, posted early, would hold up 1SEND_B0 for ever."""
-    there = ((Op.F, None), (Op.SEND_F, 1), (Op.RECV_B, 1), (Op.B, None))
-    back = ((Op.RECV_F, 0), (Op.F, None), (Op.B, None), (Op.SEND_B, 0))
-    good = tuple(
-        tuple(Action(op, rank, i, peer) for i in range(2) for op, peer in ops) for rank, ops in enumerate((there, back))
-    )
-    check_rendezvous(good, chain(2))
-    early = list(good[1])
-    early.insert(1, early.pop(4))
-    check_fifo((good[0], tuple(early)))
-    with pytest.raises(ValueError, match="deadlocks: rank 0 at 0RECV_B0←1, rank 1 at 1RECV_F1←0"):
-        check_rendezvous((good[0], tuple(early)), chain(2))
+@given(p=ranks, m=micro_batches, v=st.integers(2, 4))
+@few
+def test_peaks(p: int, m: int, v: int) -> None:
+    everyone = range(p)
+    assert peaks(make_schedule("1f1b", p=p, m=m)).activations == tuple(min(p - r, m) for r in everyone)
+    assert peaks(make_schedule("afab", p=p, m=m)).activations == (m,) * p
+    split = peaks(make_schedule("zb-h1", p=p, m=m))
+    assert split.activations == tuple(min(p - r, m) for r in everyone)
+    assert split.pending == tuple(min(r + 1, m) for r in everyone)
+    assert split.together == (min(p, m),) * p
+    whole = m - m % p or p
+    chunks = peaks(make_schedule("interleaved", p=p, m=whole, v=v)).activations
+    assert chunks == tuple(min(whole * v, (v - 1) * p + 2 * (p - 1 - r) + 1) for r in everyone)
 
 
-def test_unknown_names_and_sizes() -> None:
-    with pytest.raises(ValueError, match="unknown schedule 'zb'; known: 1f1b, afab"):
-        make_schedule("zb", p=2, m=2)
-    with pytest.raises(ValueError, match="not p = 0, m = 2"):
-        make_schedule("1f1b", p=0, m=2)
+@given(p=ranks, m=micro_batches, v=virtual, name=st.sampled_from(sorted(GENERATORS)))
+@few
+def test_every_schedule_is_valid_with_the_messages_of_a_chain(p: int, m: int, v: int, name: str) -> None:
+    schedule = make_schedule(name, p=p, m=m, v=v if name in ("interleaved", "afab") else None)
+    stages = schedule.placement.num_stages
+    lowered = validate(schedule, chain(stages))
+    sent = [action for actions in lowered.lists for action in actions if action.op in (Op.SEND_F, Op.SEND_B)]
+    turns = sum(a == b for a, b in pairwise(schedule.placement.ranks))
+    assert len(sent) == 2 * (stages - 1 - turns) * m
 
 
-def test_printed_grid() -> None:
-    lines = render("1f1b", p=2, m=3).splitlines()
-    assert lines[1].split() == ["rank", "0", "F0", "F1", "·", "·", "B0", "B0", "F2", "B1", "B1", "·", "B2", "B2"]
-    assert lines[2].split() == ["rank", "1", "·", "F0", "B0", "B0", "F1", "B1", "B1", "F2", "B2", "B2", "·", "·"]
-    assert "bubble 33.3% of ideal time, 25.0% of total time" in lines[4]
+@pytest.mark.parametrize(
+    "placement", [Placement.loop(4), Placement.loop(3, 4), Placement.v_shape(4), Placement((1, 0, 1))]
+)
+@pytest.mark.parametrize("m", [1, 3, 4, 9])
+def test_forward_only_is_valid_on_every_placement(placement: Placement, m: int) -> None:
+    links = (*chain(placement.num_stages), (0, 2))
+    schedule = forward_only(placement, m)
+    assert sum(map(len, validate(schedule, links).lists)) >= m * placement.num_stages
+    assert set(peaks(schedule).together) == {0}

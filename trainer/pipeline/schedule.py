@@ -1,31 +1,44 @@
-"""Schedules as data: a pure function (p stages, m micro-batches) → the list of actions of every rank.
+"""Schedules as data: what every pipeline rank computes, in order. Pure.
 
-    1f1b, p = 4, m = 4        rank 0  F0 F1 F2 F3 B0 B1 B2 B3
-                              rank 3  F0 B0 F1 B1 F2 B2 F3 B3
+    1f1b, p = 4, m = 4        rank 0  0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3
+                              rank 3  3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3
 
-A generator lists only what is computed; sends and receives follow from the graph (`lower`). With one stage, 1f1b is
-F0 B0 F1 B1 …: gradient accumulation is a schedule like any other.
+A *stage* is a contiguous part of the model, 0 ≤ stage < S; a *rank* is a member of the pipeline group and holds one or
+more stages, as the `Placement` says. Generators (`generators.py`) and files (`text.py`) list only what is computed;
+sends and receives follow from the model's graph (`lower.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Op(StrEnum):
-    """What an action does. F and B compute; the others move an edge's tensors for one micro-batch."""
+    """What an action does: F, B, I and W compute; the others move an edge's tensors for one micro-batch.
+
+    I is the gradient of the stage's input (and of all parameters that are not matrices), W that of the matrices; B is
+    both at once.
+    """
 
     F = "F"
     B = "B"
+    I = "I"  # noqa: E741 (the field's name)
+    W = "W"
     SEND_F = "SEND_F"
     RECV_F = "RECV_F"
     SEND_B = "SEND_B"
     RECV_B = "RECV_B"
 
 
+COMPUTE = frozenset((Op.F, Op.B, Op.I, Op.W))
+SENDS = frozenset((Op.SEND_F, Op.SEND_B))
+GRADIENT = frozenset((Op.B, Op.I))
+"""The actions that make the gradient of a stage's input."""
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One entry of a rank's list; `stage` computes it, `peer` is the other stage of a send or receive."""
+    """One entry of a rank's list. `peer` is the stage at the other end of a send or receive."""
 
     op: Op
     stage: int
@@ -33,45 +46,93 @@ class Action:
     peer: int | None = None
 
     def __str__(self) -> str:
-        arrow = "" if self.peer is None else f"→{self.peer}" if self.op.startswith("SEND") else f"←{self.peer}"
+        arrow = "" if self.peer is None else f"→{self.peer}" if self.op in SENDS else f"←{self.peer}"
         return f"{self.stage}{self.op}{self.micro_batch}{arrow}"
 
 
-Schedule = tuple[tuple[Action, ...], ...]
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where stages live: `ranks[stage]` is the pipeline rank that holds it."""
+
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def loop(cls, p: int, v: int = 1) -> "Placement":
+        """Stage s on rank s mod p: v times around the ranks."""
+        return cls(tuple(range(p)) * v)
+
+    @classmethod
+    def v_shape(cls, p: int) -> "Placement":
+        """Two stages a rank, down and back up: the first and the last stage share rank 0."""
+        return cls((*range(p), *reversed(range(p))))
+
+    @property
+    def num_stages(self) -> int:
+        """S."""
+        return len(self.ranks)
+
+    @property
+    def p(self) -> int:
+        """Pipeline ranks."""
+        return max(self.ranks) + 1
+
+    @property
+    def v(self) -> int:
+        """The most stages of any rank."""
+        return max(len(self.stages_of(rank)) for rank in range(self.p))
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages of a rank, ascending."""
+        return tuple(stage for stage, at in enumerate(self.ranks) if at == rank)
 
 
-def afab(p: int, m: int) -> Schedule:
-    """All forwards, then all backwards (GPipe, arXiv 1811.06965). Peak activations: m on every rank."""
-    return tuple(
-        tuple(Action(op, rank, i) for op in (Op.F, Op.B) for i in range(m))
-        for rank in range(p)
-    )  # fmt: skip
+Lists = tuple[tuple[Action, ...], ...]
+"""Per rank, its actions in order."""
 
 
-def one_f_one_b(p: int, m: int) -> Schedule:
-    """1F1B (arXiv 2104.04473): stage r warms up with p − 1 − r forwards. Peak activations: min(p − r, m)."""
-    return tuple(_one_f_one_b_rank(rank, warm_up=min(p - 1 - rank, m), m=m) for rank in range(p))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One step of m micro-batches: `lists[rank]` are the actions of that rank in order."""
+
+    name: str
+    placement: Placement
+    m: int
+    lists: Lists
+
+    @property
+    def p(self) -> int:
+        return len(self.lists)
 
 
-def _one_f_one_b_rank(rank: int, *, warm_up: int, m: int) -> tuple[Action, ...]:
-    actions = [Action(Op.F, rank, i) for i in range(warm_up)]
-    for i in range(m - warm_up):
-        actions += [Action(Op.F, rank, warm_up + i), Action(Op.B, rank, i)]
-    return (*actions, *(Action(Op.B, rank, i) for i in range(m - warm_up, m)))
+class ScheduleError(ValueError):
+    """A schedule that cannot be generated, read or carried out: what is wrong, and its grid where there is one."""
 
 
-def forward_only(p: int, m: int) -> Schedule:
-    """Forwards alone, for evaluation."""
-    return tuple(tuple(Action(Op.F, rank, i) for i in range(m)) for rank in range(p))
+_WINDOW = 6
 
 
-SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {"1f1b": one_f_one_b, "afab": afab}
+def marked_grid(lists: Sequence[Sequence[Action]], marks: frozenset[tuple[int, int]]) -> str:
+    """One line per rank, actions by position; those at `marks` (rank, position) in [brackets], far ones left out.
+
+    A mark behind the last action of a rank shows as [end].
+    """
+    positions = {position for _, position in marks}
+    shown = sorted({near for at in positions for near in range(max(0, at - _WINDOW), at + _WINDOW + 1)})
+    columns: list[list[str]] = []
+    for before, position in zip((None, *shown), shown, strict=False):
+        if position > (0 if before is None else before + 1):
+            columns.append(["…"] * len(lists))
+        columns.append([_cell(actions, position, (rank, position) in marks) for rank, actions in enumerate(lists)])
+    if shown and shown[-1] + 1 < max(map(len, lists), default=0):
+        columns.append(["…"] * len(lists))
+    widths = [max(map(len, column)) for column in columns]
+    rows = (
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        for cells in zip(*columns, strict=True)
+    )
+    return "\n".join(f"rank {rank}: {row}".rstrip() for rank, row in enumerate(rows))
 
 
-def make_schedule(name: str, *, p: int, m: int) -> Schedule:
-    """The named training schedule. Raises ValueError for an unknown name or a size below 1."""
-    if name not in SCHEDULES:
-        raise ValueError(f"unknown schedule {name!r}; known: {', '.join(SCHEDULES)}")
-    if p < 1 or m < 1:
-        raise ValueError(f"a schedule needs at least 1 stage and 1 micro-batch, not p = {p}, m = {m}")
-    return SCHEDULES[name](p, m)
+def _cell(actions: Sequence[Action], position: int, is_marked: bool) -> str:
+    text = str(actions[position]) if position < len(actions) else "end" if is_marked else ""
+    return f"[{text}]" if is_marked else f" {text}"

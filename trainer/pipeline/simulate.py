@@ -1,80 +1,100 @@
-"""A clock for schedules: makespan and bubble under given costs, and the grid a person reads. Pure.
+"""A clock for schedules: makespan and bubble under given costs, with and without the clipping barrier. Pure.
 
 The bubble has two customary denominators that are often confused: of the *ideal* time (all ranks always busy) it is
-(p − 1)/m for AFAB and 1F1B, of the *total* time (p − 1)/(m + p − 1). Both are printed.
+(p − 1)/m for AFAB and 1F1B, of the *total* time (p − 1)/(m + p − 1). Both are given.
+
+Clipping needs the norm of the whole gradient, hence an all-reduce over all ranks before any of them updates: the step
+takes as long as the last rank, from the first action to the last (`makespan`). Without that barrier each rank could go
+on to its next step as soon as its own list is done; `unsynchronised_period` is the time of a step then.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from trainer.pipeline.lower import Links, needs, stuck_message
+from trainer.pipeline.lower import Links, play
 from trainer.pipeline.schedule import Action, Op, Schedule
+
+_STEPS = 4  # played without a barrier: by the last of them the ranks have fallen into their period
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Time units of one micro-batch through one stage; messages are free."""
+    """Time units of one micro-batch through a rank's whole share of the model; messages are free. B = input + weight.
+
+    A stage takes its share of it: 1/v with v stages on the rank.
+    """
 
     forward: float = 1.0
-    backward: float = 2.0
+    input: float = 1.0
+    weight: float = 1.0
 
-    def of(self, action: Action) -> float:
-        return {Op.F: self.forward, Op.B: self.backward}[action.op]
+    def of(self, op: Op) -> float:
+        return {Op.F: self.forward, Op.I: self.input, Op.W: self.weight, Op.B: self.input + self.weight}[op]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One computation on the clock."""
+
+    action: Action
+    start: float
+    end: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """When each computation starts and ends, per rank in order; `makespan` is the last end."""
+    """Per rank, its computations in order; `ideal` is the work of the busiest rank."""
 
-    spans: tuple[tuple[tuple[Action, float, float], ...], ...]
+    spans: tuple[tuple[Span, ...], ...]
     makespan: float
     ideal: float
 
-    @property
-    def bubble_of_ideal(self) -> float:
-        """Idle time of a rank divided by its busy time, for the busiest rank."""
-        return (self.makespan - self.ideal) / self.ideal
-
-    @property
-    def bubble_of_total(self) -> float:
-        return (self.makespan - self.ideal) / self.makespan
-
 
 def simulate(schedule: Schedule, links: Links, costs: Costs | None = None) -> Simulation:
-    """Run a compute schedule with each action as early as possible. Raises ValueError on a deadlock."""
-    costs = Costs() if costs is None else costs
-    ends: dict[Action, float] = {}
-    free = [0.0] * len(schedule)
-    at = [0] * len(schedule)
-    spans: list[list[tuple[Action, float, float]]] = [[] for _ in schedule]
-    while any(k < len(actions) for k, actions in zip(at, schedule, strict=True)):
-        moved = False
-        for rank, actions in enumerate(schedule):
-            while at[rank] < len(actions) and all(need in ends for need in needs(actions[at[rank]], links)):
-                action = actions[at[rank]]
-                start = max([free[rank], *(ends[need] for need in needs(action, links))])
-                free[rank] = ends[action] = start + costs.of(action)
-                spans[rank].append((action, start, free[rank]))
-                at[rank] += 1
-                moved = True
-        if not moved:
-            raise ValueError(stuck_message(schedule, at))
-    ideal = max(sum(costs.of(action) for action in actions) for actions in schedule)
-    return Simulation(spans=tuple(tuple(s) for s in spans), makespan=max(free), ideal=ideal)
+    """Run a compute schedule with each action as early as possible. Raises ScheduleError on a deadlock."""
+    spans = _play_spans(schedule, links, Costs() if costs is None else costs)
+    return Simulation(
+        spans=spans,
+        makespan=max(row[-1].end for row in spans),
+        ideal=max(sum(span.end - span.start for span in row) for row in spans),
+    )
 
 
-def grid(simulation: Simulation) -> str:
-    """One line per rank, one column per time unit; a B fills two columns with its number and `·` is idle."""
-    width = max(len(_cell(action)) for span in simulation.spans for action, _, _ in span) + 1
-    columns = round(simulation.makespan)
-    lines = []
-    for rank, spans in enumerate(simulation.spans):
-        cells = ["·"] * columns
-        for action, start, end in spans:
-            for column in range(round(start), round(end)):
-                cells[column] = _cell(action)
-        lines.append(f"rank {rank}  " + "".join(cell.ljust(width) for cell in cells).rstrip())
-    return "\n".join(lines)
+def unsynchronised_period(schedule: Schedule, links: Links, costs: Costs) -> float:
+    """Time from the end of one step to that of the next when no rank waits for the others between them."""
+    ends = _step_ends(schedule, links, costs)
+    return ends[-1] - ends[-2]
 
 
-def _cell(action: Action) -> str:
-    return f"{action.op}{action.micro_batch}"
+def _play_spans(schedule: Schedule, links: Links, costs: Costs) -> tuple[tuple[Span, ...], ...]:
+    """When each computation of each rank runs."""
+    ranks, v = schedule.placement.ranks, schedule.placement.v
+    share = [v / len(schedule.placement.stages_of(rank)) for rank in range(schedule.p)]
+    # The clock counts in v-ths of a micro-batch, so that equal times are equal numbers where costs are whole.
+    starts: list[list[tuple[Action, float]]] = [[] for _ in schedule.lists]
+    ends: list[list[float]] = [[] for _ in schedule.lists]
+    for time, rank, action, is_end in play(schedule, links, lambda a: costs.of(a.op) * share[ranks[a.stage]]):
+        if is_end:
+            ends[rank].append(time / v)
+        else:
+            starts[rank].append((action, time / v))
+    return tuple(
+        tuple(Span(action, start, end) for (action, start), end in zip(began, ended, strict=True))
+        for began, ended in zip(starts, ends, strict=True)
+    )
+
+
+def _step_ends(schedule: Schedule, links: Links, costs: Costs) -> list[float]:
+    """When each of several steps is over on all ranks, with no barrier between them."""
+    m = schedule.m
+    lists = tuple(
+        tuple(
+            replace(action, micro_batch=action.micro_batch + step * m) for step in range(_STEPS) for action in actions
+        )
+        for actions in schedule.lists
+    )
+    ends = [0.0] * _STEPS
+    for spans in _play_spans(replace(schedule, lists=lists), links, costs):
+        for span in spans:
+            step = span.action.micro_batch // m
+            ends[step] = max(ends[step], span.end)
+    return ends
