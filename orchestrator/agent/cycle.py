@@ -144,7 +144,7 @@ class NodeCycle:
         environment |= {proc.NONCE_KEY: context.nonce, proc.NODE_KEY: context.node, "PYTHONSAFEPATH": "1"}
         environment.setdefault("OMP_NUM_THREADS", "1")
         try:
-            prepared.log.parent.mkdir(parents=True, exist_ok=True)
+            prepared.log.parent.mkdir(exist_ok=True)
             with prepared.log.open("ab") as log:
                 return subprocess.Popen(
                     prepared.argv,

@@ -21,7 +21,7 @@ from types import FrameType
 from orchestrator.agent import proc, shm
 from orchestrator.agent import record as agent_record
 from orchestrator.agent.args import Setup, read_setup
-from orchestrator.agent.cycle import CycleRefused, NodeCycle, Prepared, check_node, prepare
+from orchestrator.agent.cycle import CycleRefused, NodeContext, NodeCycle, Prepared, check_node, prepare
 from orchestrator.agent.io import Worker
 from orchestrator.agent.messages import (
     Alive,
@@ -46,17 +46,18 @@ from orchestrator.agent.watch import Durations
 from orchestrator.errors import PawlError
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.fsio import read_text
+from orchestrator.state.presence import Presence, RunDirGone, Vanishing, look_for
 from orchestrator.state.records import Unreadable, parse_intent
 from orchestrator.state.rundir import RunPaths
 from orchestrator.supervise import channel
 
 RECORD_EVERY_S = 10.0
 RECONNECT_EVERY_S = 0.5
-LOST_SUPERVISOR = 3
+LOST_SUPERVISOR, LOST_RUN_DIR = 3, 4
 
 
 class Agent:
-    """The agent's loop. `run` returns the exit code: 0 after Quit, 3 when the supervisor was lost."""
+    """The agent's loop. `run` returns the exit code: 0 after Quit, 3 without supervisor, 4 without run directory."""
 
     def __init__(self, setup: Setup) -> None:
         self._plan, self._context = setup.plan, setup.context
@@ -77,6 +78,7 @@ class Agent:
         self._signal: str | None = None
         self._record_seq = 0
         self._quit: str | None = None
+        self._vanishing, self._is_gone = Vanishing(), False
         self._defect: str | None = None
         self.metrics_port: int | None = None
         now = time.monotonic()
@@ -111,6 +113,13 @@ class Agent:
             self._watch(now)
             if now >= self._next_report:
                 self._report(now)
+            if self._is_gone:
+                print(
+                    f"agent {self._context.node}: {RunDirGone(self._context.paths, self._context.attempt)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                return LOST_RUN_DIR
             if now - self._heard > self._plan.supervisor_lost_s:
                 return self._orphaned(now)
         return 0
@@ -213,7 +222,10 @@ class Agent:
         self._jobs.submit("stop", lambda: cycle.stop(with_evidence=order.evidence, now=now))
 
     def _finish_jobs(self, now: float) -> None:
-        self._floor.results()
+        for result in self._floor.results():
+            # A record that could not be written proves nothing: the file system may only be slow or full.
+            found = Presence.UNKNOWN if result.error is not None else result.value
+            self._is_gone = self._is_gone or self._vanishing.note(found, now)
         for result in self._jobs.results():
             if result.name == "metrics" and result.error is not None:
                 print(f"agent {self._context.node}: no /metrics here: {result.error}", flush=True)
@@ -304,8 +316,7 @@ class Agent:
             running=running,
             ranks=tuple(_place(rank) for rank in ranks),
         )
-        path = self._context.paths.beat(self._context.attempt, self._context.node)
-        self._floor.submit("record", lambda: agent_record.write_record(path, record))
+        self._floor.submit("record", lambda: _write_floor(self._context, record))
 
     def _orphaned(self, now: float) -> int:
         print(
@@ -330,6 +341,13 @@ def _earlier_nonces(paths: RunPaths, attempt: int) -> Iterator[str]:
         intent = parse_intent(read_text(paths.intent(number)))
         if not isinstance(intent, Unreadable):
             yield intent.nonce
+
+
+def _write_floor(context: NodeContext, record: agent_record.NodeRecord) -> Presence:
+    presence = look_for(context.paths, context.attempt)
+    if presence is Presence.HERE:
+        agent_record.write_record(context.paths.beat(context.attempt, context.node), record)
+    return presence
 
 
 def _place(rank: RankReport) -> agent_record.RankPlace:

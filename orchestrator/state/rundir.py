@@ -261,7 +261,7 @@ def make_cycle(paths: RunPaths, epoch: Epoch) -> bool:
     """Make the folders of a cycle; False when that number is taken. Raises OSError."""
     folder = paths.cycle(epoch.attempt, epoch.cycle)
     try:
-        folder.mkdir(mode=0o750, parents=True)
+        folder.mkdir(mode=0o750)  # no parents: a run directory that was removed must not come back as a stump
     except FileExistsError:
         return False
     for name in ("outcomes", "evidence", "logs"):

@@ -16,6 +16,7 @@ from orchestrator.decide.observation import CycleObservation, NodeObservation, S
 from orchestrator.state.counting import Counting, count
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.history import History, replay, with_unrecorded_checkpoints
+from orchestrator.state.presence import Presence, RunDirGone, Vanishing
 from orchestrator.state.records import Event, LaunchFacts, Outcome, Request
 from orchestrator.state.requests import open_requests
 from orchestrator.state.rundir import RunPaths
@@ -47,6 +48,7 @@ class Lookout:
         self._nodes, self._hub, self._edge = nodes, hub, edge
         self._io = Worker("supervisor-io")
         self._scan: Scan | None = None
+        self._vanishing = Vanishing()
         self._scan_every_s = max(1.0, self._policy.beat_interval_s)
         self._next_scan = 0.0
         self._ended_at: float | None = None
@@ -118,17 +120,19 @@ class Lookout:
             self._next_scan = 0.0
 
     def refresh(self) -> bool:
-        """Take in finished scans and ask for the next; True when there is enough to decide on."""
+        """Take in finished scans and ask for the next; True when there is enough to decide on. Raises RunDirGone."""
         now = time.monotonic()
         for result in self._io.results():
             if result.error is not None:
                 raise result.error
             self._scan, self._history = result.value, None
+            if self._vanishing.note(result.value.presence, now):
+                raise RunDirGone(self._paths, self._plan.attempt)
         if now >= self._next_scan and self._io.pending == 0:
             self._next_scan = now + self._scan_every_s
-            epoch, paths = self._nodes.epoch, self._paths
+            epoch, paths, attempt = self._nodes.epoch, self._paths, self._plan.attempt
             with_logs = self._ended_at is not None
-            self._io.submit("scan", lambda: scan(paths, epoch, with_logs=with_logs))
+            self._io.submit("scan", lambda: scan(paths, attempt, epoch, with_logs=with_logs))
         if self._stage is Stage.RUNNING and self._nodes.all_ended:
             self._stage, self._stage_since = Stage.ENDED, now
             self._ended_at = self._ended_at or now
@@ -136,12 +140,12 @@ class Lookout:
 
     def scan_now(self) -> Scan:
         """A look in this thread, for moments when nothing trains anyway. Raises OSError."""
-        self._scan = scan(self._paths, self._nodes.epoch, with_logs=False)
+        self._scan = scan(self._paths, self._plan.attempt, self._nodes.epoch, with_logs=False)
         self._history = None
         return self._scan
 
     def _is_settled(self, now: float) -> bool:
-        if self._scan is None:
+        if self._scan is None or self._scan.presence is Presence.GONE:
             return False
         if self._ended_at is None:
             return True

@@ -28,6 +28,7 @@ from orchestrator.state.codec import dumps
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.history import RunState, replay
 from orchestrator.state.ledger import Ledger, read_all
+from orchestrator.state.presence import Presence, RunDirGone, look_for
 from orchestrator.state.records import (
     Claim,
     Intent,
@@ -89,7 +90,7 @@ class Supervisor:
         self._look.note_signal(signal.Signals(number).name)
 
     def run(self) -> str:
-        """Until a decision ends the attempt; everything of it is gone then."""
+        """Until a decision ends the attempt; everything of it is gone then. Raises PawlError and OSError."""
         self._begin()
         try:
             while True:
@@ -101,7 +102,11 @@ class Supervisor:
                     self._actor.act(self._look.decide())
                 except Ended as ended:
                     return ended.outcome
+        except RunDirGone:
+            raise
         except (PawlError, OSError) as error:
+            if isinstance(error, OSError) and look_for(self._paths, self._plan.attempt) is Presence.GONE:
+                raise RunDirGone(self._paths, self._plan.attempt) from error
             # No port, a full disk …: said where the controller looks, which decides whether to try again.
             self._actor.record_failure(str(error))
             raise
@@ -109,7 +114,8 @@ class Supervisor:
             self._actor.quit_agents()
             self._hub.stop()
             self._edge.close()
-            self._actor.clear_targets()
+            if look_for(self._paths, self._plan.attempt) is not Presence.GONE:
+                self._actor.clear_targets()
 
     def _begin(self) -> None:
         self._hub.start()

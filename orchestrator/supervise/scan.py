@@ -13,6 +13,7 @@ from orchestrator.decide.signatures import find_signatures
 from orchestrator.state.counting import CheckpointEntry, CycleFence
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.fsio import list_names, read_text
+from orchestrator.state.presence import Presence, look_for
 from orchestrator.state.records import Outcome, Request, Unreadable, parse_outcome
 from orchestrator.state.requests import read_requests
 from orchestrator.state.rundir import RunPaths, parse_outcome_name
@@ -33,9 +34,10 @@ class Scan:
     requests: tuple[Request, ...] = ()
     signatures: tuple[LogSignature, ...] = ()
     problems: tuple[str, ...] = ()
+    presence: Presence = Presence.HERE
 
 
-def scan(paths: RunPaths, epoch: Epoch | None, *, with_logs: bool) -> Scan:
+def scan(paths: RunPaths, attempt: int, epoch: Epoch | None, *, with_logs: bool) -> Scan:
     """Read everything once. `with_logs`: also search the cycle's logs for lines that name a cause."""
     began = time.monotonic()
     requests, problems = read_requests(paths)
@@ -48,6 +50,7 @@ def scan(paths: RunPaths, epoch: Epoch | None, *, with_logs: bool) -> Scan:
         requests=requests,
         signatures=_signatures(paths, epoch) if epoch is not None and with_logs else (),
         problems=problems,
+        presence=look_for(paths, attempt),
     )
 
 

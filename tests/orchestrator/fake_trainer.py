@@ -70,7 +70,8 @@ class Rank:
     def meet(self, word):
         """All ranks reach this step; the highest control word wins."""
         folder = self.dir / "meet" / str(self.step)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
         temp = folder / f".{self.rank}"
         temp.write_text(str(word))
         temp.rename(folder / str(self.rank))

@@ -6,6 +6,7 @@ The trainer is a stand-in without torch (fake_trainer.py). Cases H1, H3, H7, R22
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from orchestrator.decide.policy import Policy
 from orchestrator.metrics.run import run_samples
 from orchestrator.state.records import Verb
 from orchestrator.state.requests import make_request, new_ulid, write_request
+from orchestrator.state.rundir import make_layout
 from orchestrator.views import explain, status, watch
 from orchestrator.views.read import read_run
 from orchestrator.views.run_view import build_view
@@ -240,6 +242,37 @@ def test_agents_stop_their_ranks_when_the_supervisor_is_gone(make):
     run.wait(lambda: run.processes() == ())
     assert 1.0 < time.monotonic() - killed < 12
     assert all("fake_trainer.py" in run.paths.stacks(1, 1, rank).read_text() for rank in range(4))
+
+
+@pytest.mark.parametrize("how", ["moved", "replaced", "removed"])
+def test_a_run_directory_that_vanishes_ends_everything_and_does_not_come_back(make, tmp_path, how):
+    run = make(steps=4000, save_every=1000, recovery={"supervisor_lost_s": 600.0}).start()
+    run.wait(lambda: max(run.step(1), default=0) >= 2)
+    log = run.paths.supervisor_log(1).open()
+    if how == "removed":
+        shutil.rmtree(run.paths.root)
+    else:
+        run.paths.root.rename(tmp_path / "elsewhere")
+    if how == "replaced":
+        make_layout(run.paths)
+    run.wait(lambda: run.processes() == ())
+    assert os.waitstatus_to_exitcode(os.waitpid(run.pid, 0)[1]) == 1
+    run.pid = None
+    said = [line for line in log.read().splitlines() if "is gone" in line]
+    assert len(said) == 1 and said[0].startswith(f"supervisor: The run directory {run.paths.root} is gone: it was")
+    assert list(run.paths.attempts.iterdir()) == [] if how == "replaced" else not run.paths.root.exists()
+    assert not list(Path("/dev/shm").glob(f"pawl-*-{run.nonce}-*"))
+
+
+def test_an_agent_alone_notices_that_the_run_directory_vanished(make, tmp_path):
+    """Its supervisor is stopped, so it says nothing; nobody waits for it for ever."""
+    run = make(steps=4000, save_every=1000, recovery={"supervisor_lost_s": 600.0}).start()
+    run.wait(lambda: max(run.step(1), default=0) >= 2)
+    logs = [path.open() for path in sorted(run.paths.attempt(1).glob("agent-*.log"))]
+    os.kill(run.pid, signal.SIGSTOP)
+    run.paths.root.rename(tmp_path / "elsewhere")
+    run.wait(lambda: {process.pid for process in run.processes()} <= {run.pid})
+    assert [text.count("is gone: it was removed") for text in (log.read() for log in logs)] == [1, 1, 1]
 
 
 def test_a_bad_config_fails_the_run_without_a_restart(make):
