@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.decide.taxonomy import FailureClass
+from orchestrator.words import plural
 
 from .problems import Problem, Severity, did_you_mean
 from .spec import SECTIONS, RunSpec
@@ -189,7 +190,8 @@ def _wrong_shape(of: SectionReading, nodes: int, ranks: int, mesh: dict[str, int
     world = mesh["world_size"]
     return of.problem(
         key,
-        f"nodes {nodes} × ranks_per_node {ranks} = {nodes * ranks} ranks, but parallelism asks for {axes} = {world}",
+        f"nodes {nodes} × ranks_per_node {ranks} = {plural(nodes * ranks, 'rank')}, but parallelism asks for {axes} = "
+        f"{world}",
         found=f"{nodes} × {ranks} = {nodes * ranks}",
         expected=_fitting_shapes(nodes, ranks, world),
     )
@@ -202,12 +204,12 @@ def _fitting_shapes(nodes: int, ranks: int, world: int) -> str:
         ways.append(f"slurm.nodes: {world // ranks}")
     if world % nodes == 0:
         ways.append(f"slurm.ranks_per_node: {world // nodes}")
-    return " or ".join(ways) or f"{world} ranks in all"
+    return " or ".join(ways) or f"{plural(world, 'rank')} in all"
 
 
 def too_few_gpus(of: SectionReading, spec: RunSpec, gpus: list[dict[str, Any]]) -> Iterator[Problem]:
     """On this machine with the local launcher, every rank of a node wants a GPU of its own."""
     asked = spec.launcher.kind == "local" and spec.slurm.gpu_request != "none"
     if asked and gpus and spec.ranks_per_node > len(gpus):
-        message = f"{spec.ranks_per_node} ranks on a node, but this machine shows {len(gpus)} GPUs"
+        message = f"{plural(spec.ranks_per_node, 'rank')} on a node, but this machine shows {plural(len(gpus), 'GPU')}"
         yield of.problem("slurm.ranks_per_node", message, expected=f"at most {len(gpus)}, or slurm.gpu_request: none")

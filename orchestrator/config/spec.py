@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.decide.policy import PHASES
+from orchestrator.words import plural
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
@@ -145,6 +146,6 @@ class RunSpec:
     def executed(self) -> tuple[str, ...]:
         """What of the config is run as the user's own code; `check` lists it."""
         lines = len((self.slurm.prologue or "").splitlines())
-        prologue = (f"slurm.prologue ({lines} lines, by bash -l before the launch)",) if lines else ()
+        prologue = (f"slurm.prologue ({plural(lines, 'line')}, by bash -l before the launch)",) if lines else ()
         command = self.notify.command
         return prologue + ((f"notify.command ({command[0]})",) if command else ())

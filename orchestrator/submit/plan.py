@@ -23,6 +23,7 @@ from orchestrator.decide.policy import DEFAULT_LIMITS, PhaseLimit
 from orchestrator.errors import UsageError
 from orchestrator.state.records import LaunchFacts
 from orchestrator.submit.quoting import check_text, check_variable
+from orchestrator.words import plural
 
 PLACEHOLDERS = (
     *("{nnodes}", "{node_rank}", "{ranks_per_node}", "{master_addr}", "{master_port}"),
@@ -194,8 +195,8 @@ def _check_sizes(spec: RunSpec, facts: LaunchFacts) -> None:
     if spec.num_nodes * spec.ranks_per_node != facts.world_size:
         raise UsageError(
             f"slurm.nodes {spec.num_nodes} × slurm.ranks_per_node {spec.ranks_per_node} = "
-            f"{spec.num_nodes * spec.ranks_per_node} ranks, but parallelism dp {facts.dp} × pp {facts.pp} × "
-            f"tp {facts.tp} × cp {facts.cp} = {facts.world_size} ranks. Make them equal."
+            f"{plural(spec.num_nodes * spec.ranks_per_node, 'rank')}, but parallelism dp {facts.dp} × pp {facts.pp} × "
+            f"tp {facts.tp} × cp {facts.cp} = {plural(facts.world_size, 'rank')}. Make them equal."
         )
 
 

@@ -28,6 +28,7 @@ from orchestrator.submit.redact import redact
 from orchestrator.submit.secrets_file import read_secrets, split_secrets, write_secrets
 from orchestrator.views.records import RunState, RunView
 from orchestrator.views.run_view import run_view
+from orchestrator.words import plural
 
 _ACTIVE = (RunState.QUEUED, RunState.STARTING, RunState.TRAINING, RunState.RECOVERING)
 
@@ -97,7 +98,7 @@ def _same_batch(before: LaunchFacts, after: LaunchFacts) -> None:
     """Another layout is free as long as a step means the same samples."""
     if after.samples_per_step != before.samples_per_step:
         raise UsageError(
-            f"The global batch would become {after.samples_per_step} samples a step instead of "
+            f"The global batch would become {plural(after.samples_per_step, 'sample')} a step instead of "
             f"{before.samples_per_step}. Keep dp × micro_batch_size × batch_accumulation_per_replica equal to "
             f"{before.samples_per_step}: with another batch it would be another run."
         )

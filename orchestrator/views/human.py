@@ -6,6 +6,8 @@ import time
 from enum import Enum
 from typing import Any, TypeVar
 
+from orchestrator.words import plural as plural
+
 T = TypeVar("T")
 UNKNOWN = "—"
 _SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -113,11 +115,6 @@ def moment(unix: float | None) -> str:
 def moment_utc(unix: float | None) -> str:
     """UTC, to the second."""
     return UNKNOWN if unix is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(unix))
-
-
-def plural(value: int, noun: str) -> str:
-    """1 step · 3 steps"""
-    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
 
 
 def _scaled(value: float, floor: float) -> str:

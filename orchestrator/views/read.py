@@ -28,6 +28,7 @@ from orchestrator.state.records import (
 )
 from orchestrator.state.rundir import RunPaths, parse_number, parse_request_name
 from orchestrator.state.train_lines import StepLine, ValidationLine, parse_step_lines, parse_validation_lines
+from orchestrator.views.human import plural
 from orchestrator.views.records import NodeBeat, RankView
 from orchestrator.views.run_view import RunInputs
 
@@ -89,12 +90,12 @@ def _read_lines(paths: RunPaths, problems: list[str]) -> tuple[tuple[StepLine, .
             found, bad = parse_step_lines(read_text(log, limit=1 << 31) or "", epoch=epoch)
             lines += found
             if bad:
-                problems.append(f"{paths.relative(log)}: {bad} line(s) cannot be read and are left out")
+                problems.append(f"{paths.relative(log)}: {plural(bad, 'line')} left out: not readable")
             log = paths.validation_log(attempt, number)
             measured, bad = parse_validation_lines(read_text(log) or "", epoch=epoch)
             validation += measured
             if bad:
-                problems.append(f"{paths.relative(log)}: {bad} line(s) cannot be read and are left out")
+                problems.append(f"{paths.relative(log)}: {plural(bad, 'line')} left out: not readable")
     return tuple(lines), tuple(validation)
 
 

@@ -71,7 +71,8 @@ def _facts(view: RunView) -> list[tuple[str, RenderableType]]:
     state = state_text(view.state)
     if view.state_reason:
         state.append(f"  {view.state_reason}", style="default")
-    layout = UNKNOWN if mesh is None else f"dp {mesh.dp} × pp {mesh.pp} × tp {mesh.tp}, {view.world_size} ranks"
+    ranks = UNKNOWN + " ranks" if view.world_size is None else plural(view.world_size, "rank")
+    layout = UNKNOWN if mesh is None else f"dp {mesh.dp} × pp {mesh.pp} × tp {mesh.tp}, {ranks}"
     facts: list[tuple[str, RenderableType]] = [
         ("run", Text(view.run, style="bold")),
         ("state", state),

@@ -116,7 +116,7 @@ def _news(view: RunView) -> Iterator[News]:
         text = f"! {incident.failure_class}: {where + ': ' if where else ''}{incident.message or ''}"
         yield News(incident.unix, f"incident {incident.id}", text)
         if incident.cost is not None and incident.recovered_unix is not None:
-            lost = f", {incident.cost.lost_steps} steps again" if incident.cost.lost_steps is not None else ""
+            lost = f", {plural(incident.cost.lost_steps, 'step')} again" if incident.cost.lost_steps is not None else ""
             text = f"✓ recovered in {duration(incident.cost.total_s)}{lost}"
             yield News(incident.recovered_unix, f"over {incident.id}", text)
     for decision in view.decisions:

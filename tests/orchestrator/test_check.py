@@ -234,7 +234,7 @@ def test_more_ranks_than_gpus_on_this_machine() -> None:
     spec, _ = resolve(sections, {**MESH, "world_size": 2})
     assert spec is not None
     (problem,) = too_few_gpus(sections, spec, [{"name": "x"}])
-    assert "2 ranks on a node, but this machine shows 1 GPUs" in problem.message
+    assert "2 ranks on a node, but this machine shows 1 GPU" in problem.message
     assert list(too_few_gpus(sections, spec, [])) == []
     assert list(too_few_gpus(sections, spec, [{}, {}])) == []
 

@@ -151,7 +151,7 @@ def test_damage_is_named_and_never_raises(tmp_path: Path) -> None:
     view = run_view(run_dir, now=story.now)
     assert view.state is RunState.DONE
     assert view.progress.step == 60
-    assert any("2 line(s)" in problem for problem in view.problems)
+    assert any("2 lines" in problem for problem in view.problems)
     assert any("launch_facts" in problem for problem in view.problems)
     broken = next(c for c in view.checkpoints if c.name == story.checkpoints[0])
     assert not broken.counts

@@ -17,6 +17,7 @@ from orchestrator.errors import UsageError
 from orchestrator.state.records import LaunchFacts
 from orchestrator.submit.redact import redact
 from orchestrator.views.human import size as human_size
+from orchestrator.words import plural
 
 
 def check_config(
@@ -76,16 +77,17 @@ def report(result: CheckResult, *, show: bool) -> Iterator[str]:
     if result.spec is not None:
         yield from launch_lines(result.spec)
     errors = sum(problem.severity is Severity.ERROR for problem in result.problems)
-    yield "ok" if result.ok else f"{errors} error{'s' * (errors != 1)}: not usable as it stands"
+    yield "ok" if result.ok else f"{plural(errors, 'error')}: not usable as it stands"
 
 
 def facts_table(facts: LaunchFacts) -> Iterator[str]:
     """Sizes of the run, and where the memory of the fullest rank goes."""
     mesh = " × ".join(f"{axis} {getattr(facts, axis)}" for axis in ("dp", "pp", "tp", "cp"))
-    yield f"run         {facts.run}: {facts.train_steps:,} steps, {facts.train_steps * facts.tokens_per_step:,} tokens"
+    tokens = facts.train_steps * facts.tokens_per_step
+    yield f"run         {facts.run}: {plural(facts.train_steps, 'step')}, {tokens:,} tokens"
     yield f"ranks       {facts.world_size} = {mesh}"
     samples, length = facts.samples_per_step, facts.sequence_length
-    yield f"step        {samples:,} samples × {length:,} = {facts.tokens_per_step:,} tokens"
+    yield f"step        {plural(samples, 'sample')} × {length:,} = {facts.tokens_per_step:,} tokens"
     checkpoint = human_size(facts.checkpoint_bytes)
     yield f"parameters  {facts.num_params:,} ({facts.compute_dtype}); a checkpoint is {checkpoint}"
     memory = asdict(facts.memory_per_rank_bytes)
@@ -102,9 +104,10 @@ def fit_lines(fit: dict[str, Any] | None) -> Iterator[str]:
 
 def launch_lines(spec: RunSpec) -> Iterator[str]:
     """Nodes, spares, and the parts of the config that are executed."""
-    spares = f" + {spec.recovery.spares} hot spare{'s' * (spec.recovery.spares != 1)}" if spec.recovery.spares else ""
+    spares = f" + {plural(spec.recovery.spares, 'hot spare')}" if spec.recovery.spares else ""
+    shape = f"{plural(spec.num_nodes, 'node')} × {plural(spec.ranks_per_node, 'rank')}"
     where = "on this machine" if spec.launcher.kind == "local" else "by Slurm"
-    yield f"launch      {spec.num_nodes} nodes × {spec.ranks_per_node} ranks{spares}, started {where}"
+    yield f"launch      {shape}{spares}, started {where}"
     yield from (f"executes    {item}" for item in spec.executed)
 
 
