@@ -4,7 +4,9 @@ TrainerError (1)
 ├── ConfigError (78)          the config or the launch is wrong: an edit is needed, never retried
 ├── NonFiniteError (86)       loss or gradients are not finite on some rank
 ├── DataError (88)            a shard or record cannot be read as described
-└── CheckpointInvalid (89)    the checkpoint named by the cycle does not verify
+│   └── UsageError (2)        an argument of a command names something that is not there or does not fit
+├── CheckpointInvalid (89)    the checkpoint named by the cycle does not verify
+└── Interrupted (130)         a person pressed Ctrl-C
 """
 
 from pathlib import Path
@@ -36,6 +38,18 @@ class DataError(TrainerError):
 
     exit_code = 88
     kind = "data_error"
+
+
+class UsageError(DataError):
+    """A person's argument, not the data: another command line is needed."""
+
+    exit_code = 2
+
+
+class Interrupted(TrainerError):
+    """Ctrl-C in a command for people; the message says what a second call does."""
+
+    exit_code = 130
 
 
 class CheckpointInvalid(TrainerError):

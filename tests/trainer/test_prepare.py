@@ -3,6 +3,7 @@
 import argparse
 import gzip
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from trainer.data.documents import expand_inputs, read_documents
 from trainer.data.format import TokenSource, verify
 from trainer.data.prepare import FolderWriter, Request, prepare
 from trainer.data.tokenizer import load_tokenizer, save_tokenizer, train_bpe
-from trainer.errors import DataError
+from trainer.errors import DataError, UsageError
 
 TEXTS = [
     f"document {i} says: the pawl lets the ratchet turn only forward, été {i * i}\n" * (1 + i % 3) for i in range(40)
@@ -94,8 +95,11 @@ def test_a_stopped_preparation_continues_and_gives_the_same_files(stop_at, texts
     monkeypatch.setattr(FolderWriter, "_commit_shard", stopping)
     with pytest.raises(KeyboardInterrupt):
         prepare(job("parts"), tokenizer)
-    with pytest.raises(DataError, match=r"Run the same `data prepare` command again"):
-        TokenSource(tmp_path / "parts")
+    assert not list(tmp_path.glob("parts*/*.tmp")) + list(tmp_path.glob("parts*/.*.tmp")), "nothing half is left"
+    assert (tmp_path / "parts").exists() == (stop_at > 1), "nor a folder without a shard"
+    if stop_at > 1:
+        with pytest.raises(DataError, match=r"Run the same `data prepare` command again"):
+            TokenSource(tmp_path / "parts")
     monkeypatch.setattr(FolderWriter, "_commit_shard", plain)
     prepare(job("parts"), tokenizer)
     for kind in ("", "-held"):
@@ -215,9 +219,9 @@ def test_the_commands(texts, tmp_path, capsys):
     tok, out, held = (str(tmp_path / name) for name in ("tok", "out", "held"))
     assert main(["data", "tokenizer", "train", "--input", str(texts), "--vocab-size", "280", "--out", tok]) == 0
     again = ["data", "tokenizer", "train", "--input", str(texts), "--vocab-size", "280", "--out", tok]
-    assert main(again) == DataError.exit_code
+    assert main(again) == UsageError.exit_code == 2
     command = ["data", "prepare", "--input", str(texts), "--tokenizer", tok, "--out", out]
-    assert main([*command, "--holdout-every", "4"]) == DataError.exit_code
+    assert main([*command, "--holdout-every", "4"]) == UsageError.exit_code
     assert main([*command, "--holdout-every", "4", "--holdout-out", held]) == 0
     capsys.readouterr()
     assert main(["data", "inspect", out, "--verify"]) == 0
@@ -226,6 +230,113 @@ def test_the_commands(texts, tmp_path, capsys):
         file.write(b"\7")
     assert main(["data", "inspect", out, "--verify", "--json"]) == DataError.exit_code
     assert len(json.loads(capsys.readouterr().out)["problems"]) == 1
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)): path.is_dir() or path.read_bytes() for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"--text-column": "body"}, "has no field 'body'"),
+        ({"--input": "nowhere"}, "--input nowhere"),
+        ({"--tokenizer": "nowhere"}, "--tokenizer nowhere"),
+        ({"--eos-token": "<no>"}, "'<no>' is not in the vocabulary"),
+        ({"--holdout-every": "1", "--holdout-out": "held"}, "--holdout-every 1"),
+        ({"--holdout-every": "41", "--holdout-out": "held"}, "held would be empty"),
+        ({"--holdout-every": "4"}, "belong together"),
+        ({"--holdout-every": "4", "--holdout-out": "in"}, "in holds other files"),
+        ({"--shard-tokens": "0"}, "--shard-tokens 0"),
+        ({"--input": "in/broken.jsonl"}, "line 41: is not JSON"),
+    ],
+    ids=lambda value: next(iter(value.items()))[1] if isinstance(value, dict) else "",
+)
+def test_a_failed_start_leaves_nothing_and_another_command_can_use_the_place(
+    changes, says, texts, tokenizer_dir, tmp_path, monkeypatch, capsys
+):
+    (texts.parent / "broken.jsonl").write_text(texts.read_text() + "{")
+    monkeypatch.chdir(tmp_path)
+    before = tree(tmp_path)
+    right = {"--input": str(texts), "--tokenizer": str(tokenizer_dir), "--out": "out"}
+    code = main(["data", "prepare", *(word for pair in {**right, **changes}.items() for word in pair)])
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+    assert code == (DataError.exit_code if "not JSON" in says else UsageError.exit_code)
+    assert tree(tmp_path) == before
+    assert main(["data", "prepare", *(word for pair in right.items() for word in pair)]) == 0
+
+
+def test_a_folder_that_was_there_stays_and_complete_shards_are_kept(texts, tokenizer_dir, tmp_path):
+    """A failure far into the input: what is complete is worth hours, so the folder keeps it and says what it is."""
+    (tmp_path / "empty").mkdir()
+    tokenizer = load_tokenizer(tokenizer_dir)
+    with pytest.raises(UsageError):
+        prepare(request(texts, tmp_path / "empty", text_column="body"), tokenizer)
+    assert tree(tmp_path / "empty") == {}
+    texts.write_text(texts.read_text() + "{")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DataError, match="not JSON"):
+        patch.setattr(prepare_module, "BATCH_DOCUMENTS", 3)
+        prepare(request(texts, tmp_path / "out"), tokenizer)
+    names = set(tree(tmp_path / "out"))
+    assert {".prepare.json", "shard-00000.bin", "shard-00000.docs.npy"} <= names
+    assert not [name for name in names if name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("at", ["replace", "fsync_directory"])
+def test_a_stop_between_the_two_renames_of_a_shard_blocks_nothing(at, texts, tokenizer_dir, tmp_path, monkeypatch):
+    """Ctrl-C may fall between any two lines of a commit; the same command and, without a shard, any other still run."""
+    tokenizer = load_tokenizer(tokenizer_dir)
+    calls = 0
+    plain = Path.replace if at == "replace" else prepare_module.fsync_directory
+
+    def stopping(*args):
+        nonlocal calls
+        result = plain(*args)
+        calls += "shard-00000" in str(args[0]) if at == "replace" else True
+        if calls == 1:
+            raise KeyboardInterrupt
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((Path, "replace") if at == "replace" else (prepare_module, "fsync_directory")), stopping)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(request(texts, tmp_path / "out"), tokenizer)
+    assert set(tree(tmp_path) if (tmp_path / "out").exists() else {"in", "in/a.jsonl"}) == (
+        {"in", "in/a.jsonl"} if at == "replace"
+        else {"in", "in/a.jsonl", "out", "out/.prepare.json", "out/shard-00000.bin", "out/shard-00000.docs.npy"}
+    )  # fmt: skip
+    prepare(request(texts, tmp_path / "out", shard_tokens=300), tokenizer)
+    assert decoded(tmp_path / "out", tokenizer_dir) == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("words", "stopped", "says"),
+    [
+        (["prepare", "--tokenizer", "t", "--input", "i", "--out", "o"], "_prepare", "the same command goes on where"),
+        (["tokenizer", "train", "--vocab-size", "9", "--input", "i", "--out", "o"], "_train_tokenizer", "nothing was"),
+        (["inspect", "o"], "_inspect", "interrupted."),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_ctrl_c_is_one_line_and_130(words, stopped, says, monkeypatch, capsys):
+    def stop(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"trainer.data.cli.{stopped}", stop)
+    assert main(["data", *words]) == 130
+    error = capsys.readouterr().err
+    assert error.startswith("trainer data: interrupted") and says in error and error.count("\n") == 1
+
+
+def test_a_stopped_tokenizer_leaves_nothing(tmp_path, monkeypatch):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainer.data.tokenizer._write_json", stop)
+    with pytest.raises(KeyboardInterrupt):
+        save_tokenizer(train_bpe(iter(TEXTS), vocab_size=300), tmp_path / "tok")
+    assert tree(tmp_path) == {}
 
 
 def test_the_declared_arguments_are_those_of_the_contract():

@@ -3,6 +3,8 @@
 data prepare --input PATH… --tokenizer DIR --out DIR [--holdout-every N --holdout-out DIR]
 data inspect DIR [--verify] [--json]
 data tokenizer train --input PATH… --vocab-size N --out DIR
+
+Exit codes: 0, 2 for arguments that do not fit, 88 for data that cannot be read as described, 130 after Ctrl-C.
 """
 
 import argparse
@@ -17,7 +19,7 @@ from trainer.data.documents import expand_inputs, read_documents
 from trainer.data.format import Metadata, TokenSource, verify
 from trainer.data.prepare import Progress, Request, prepare
 from trainer.data.tokenizer import load_tokenizer, save_tokenizer, train_bpe
-from trainer.errors import DataError
+from trainer.errors import DataError, Interrupted, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("folder", type=Path)
     inspect.add_argument("--verify", action="store_true", help="read everything: digests, document ends, ids")
     inspect.add_argument("--json", action="store_true", help="print JSON")
-    inspect.set_defaults(data_verb=_inspect)
+    inspect.set_defaults(data_verb=_inspect, interrupted="interrupted.")
     train_example = "--input texts/ --vocab-size 1024 --out tokenizer"
     tokenizer = _verb(verbs, "tokenizer", help="make a tokenizer", examples=(f"train {train_example}",))
     train = _verb(
@@ -55,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _input_arguments(train)
     train.add_argument("--vocab-size", type=int, required=True, help="entries, end-of-document token included")
     train.add_argument("--out", type=Path, required=True, help="a new folder; transformers loads it")
-    train.set_defaults(data_verb=_train_tokenizer)
+    train.set_defaults(data_verb=_train_tokenizer, interrupted="interrupted; nothing was written.")
 
 
 def _verb(verbs: Any, name: str, *, help: str, examples: tuple[str, ...]) -> argparse.ArgumentParser:
@@ -85,24 +87,26 @@ def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--holdout-every", type=int, metavar="N", help="hold every N-th document out")
     parser.add_argument("--holdout-out", type=Path, metavar="DIR", help="the token folder of held-out documents")
-    parser.set_defaults(data_verb=_prepare)
+    parser.set_defaults(data_verb=_prepare, interrupted="interrupted; the same command goes on where it stopped.")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the parsed verb; 0, or 88 where `inspect` found problems. Raises DataError."""
+    """Run the parsed verb; 0, or 88 where `inspect` found problems. Raises DataError, UsageError, Interrupted."""
     try:
         return int(args.data_verb(args))
+    except KeyboardInterrupt:
+        raise Interrupted(args.interrupted) from None
     except OSError as error:
         raise DataError(f"{error.filename or 'A file'}: {error.strerror or error}.") from error
 
 
 def _prepare(args: argparse.Namespace) -> int:
     if (args.holdout_every is None) != (args.holdout_out is None):
-        raise DataError("--holdout-every and --holdout-out belong together; give both or neither.")
+        raise UsageError("--holdout-every and --holdout-out belong together; give both or neither.")
     if args.holdout_every is not None and args.holdout_every < 2:
-        raise DataError(f"--holdout-every {args.holdout_every}: 2 or more, or nothing would be left to train on.")
+        raise UsageError(f"--holdout-every {args.holdout_every}: 2 or more, or nothing would be left to train on.")
     if args.shard_tokens < 1:
-        raise DataError(f"--shard-tokens {args.shard_tokens}: a shard needs at least one token.")
+        raise UsageError(f"--shard-tokens {args.shard_tokens}: a shard needs at least one token.")
     request = Request(
         inputs=tuple(args.input),
         text_column=args.text_column,
@@ -120,6 +124,8 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
+    if not args.folder.is_dir():
+        raise UsageError(f"{args.folder}: there is no such folder on this machine.")
     source = TokenSource(args.folder)
     found = verify(source) if args.verify else None
     if args.json:
@@ -146,7 +152,7 @@ def _summary(metadata: Metadata) -> str:
 def _train_tokenizer(args: argparse.Namespace) -> int:
     files = expand_inputs(args.input)
     if args.out.exists():
-        raise DataError(f"--out {args.out} exists. Remove it or choose another place; nothing is overwritten.")
+        raise UsageError(f"--out {args.out} exists. Remove it or choose another place; nothing is overwritten.")
     with Bar(f"tokenizer → {args.out}") as bar:
         backend = train_bpe(_texts(files, args.text_column, bar), vocab_size=args.vocab_size)
     save_tokenizer(backend, args.out)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from trainer.errors import DataError
+from trainer.errors import DataError, UsageError
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
@@ -34,7 +34,7 @@ class Document:
 
 
 def expand_inputs(inputs: Sequence[str]) -> tuple[Path, ...]:
-    """All input files of files, folders (searched whole) and patterns, in reading order. Raises DataError."""
+    """All input files of files, folders (searched whole) and patterns, in reading order. Raises UsageError."""
     files: list[Path] = []
     for given in inputs:
         path = Path(given)
@@ -45,18 +45,21 @@ def expand_inputs(inputs: Sequence[str]) -> tuple[Path, ...]:
         else:
             found = [Path(name) for name in sorted(glob.glob(given, recursive=True)) if Path(name).is_file()]
         if not found:
-            raise DataError(
+            raise UsageError(
                 f"--input {given}: no file of a known kind ({', '.join(SUFFIXES)}) is there. Check the path."
             )
         files += found
     strange = [file for file in files if not file.name.endswith(SUFFIXES)]
     if strange:
-        raise DataError(f"--input {strange[0]}: unknown kind of file; known are {', '.join(SUFFIXES)}.")
+        raise UsageError(f"--input {strange[0]}: unknown kind of file; known are {', '.join(SUFFIXES)}.")
     return tuple(dict.fromkeys(files))
 
 
 def read_documents(file: Path, *, column: str) -> Iterator[Document]:
-    """The documents of one file in stored order, empty ones left out. Raises DataError with file and line."""
+    """The documents of one file in stored order, empty ones left out.
+
+    Raises DataError with file and line; UsageError where the text column is not there.
+    """
     try:
         if file.name.endswith(".txt"):
             texts = _whole_text(file)
@@ -116,7 +119,7 @@ def _text_of(line: bytes, column: str, *, where: str) -> str:
         raise DataError(f"{where}: is not JSON ({error}).") from error
     if not isinstance(record, dict) or column not in record:
         has = ", ".join(sorted(map(str, record))) if isinstance(record, dict) else type(record).__name__
-        raise DataError(f"{where}: has no field {column!r} (it has: {has}). Name the right one with --text-column.")
+        raise UsageError(f"{where}: has no field {column!r} (it has: {has}). Name the right one with --text-column.")
     return _text(record[column], column, where=where)
 
 
@@ -136,7 +139,7 @@ def _parquet_rows(file: Path, column: str) -> Iterator[tuple[str, float]]:
         raise DataError(f"{file}: is not a parquet file ({error}).") from error
     if column not in table.schema_arrow.names:
         names = ", ".join(table.schema_arrow.names)
-        raise DataError(f"{file}: has no column {column!r} (it has: {names}). Name the right one with --text-column.")
+        raise UsageError(f"{file}: has no column {column!r} (it has: {names}). Name the right one with --text-column.")
     row, rows = 0, max(1, table.metadata.num_rows)
     for batch in table.iter_batches(batch_size=1024, columns=[column]):
         for value in batch.column(0).to_pylist():

@@ -21,7 +21,7 @@ import xxhash
 from trainer.data.documents import Document, expand_inputs, read_documents
 from trainer.data.format import METADATA, Metadata, Shard, docs_file, file_xxh3, read_metadata, token_dtype
 from trainer.data.tokenizer import LoadedTokenizer
-from trainer.errors import DataError
+from trainer.errors import DataError, UsageError
 from trainer.fsio import fsync_directory, write_atomic
 
 BEGUN = ".prepare.json"
@@ -51,23 +51,36 @@ class Progress:
 def prepare(request: Request, tokenizer: LoadedTokenizer, progress: Progress | None = None) -> tuple[Metadata, ...]:
     """Make the folder(s); returns their metadata, main first. Continues a stopped preparation of the same arguments.
 
-    Raises DataError: unreadable input, a folder of something else in the way, or a holdout that would stay empty.
+    Raises DataError: unreadable input. Raises UsageError: a folder of something else in the way, a text column that is
+    not there, a holdout that would stay empty. After a failure, Ctrl-C included, no half file is left, and a folder
+    without a complete shard is as it was before.
     """
     files = expand_inputs(request.inputs)
     identity = _identity(request, files, tokenizer)
     outs = [request.out] + ([request.holdout_out] if request.holdout_out is not None else [])
-    writers = [FolderWriter(out, tokenizer, request, identity) for out in outs]
-    if not all(writer.finished for writer in writers):
-        _write_documents(files, request, tokenizer, writers, progress or Progress())
-        empty = [writer for writer in writers if writer.documents == 0]
-        if empty:
-            total = sum(writer.documents for writer in writers)
-            raise DataError(
-                f"{empty[0].folder} would be empty: the input has {total:,} documents in all"
-                + (f" and --holdout-every is {request.holdout_every}." if request.holdout_every else ".")
-            )
-    # The main folder is finished last: whoever finds it complete finds its holdout complete too.
-    return tuple(reversed([writer.finish() for writer in reversed(writers)]))
+    writers: list[FolderWriter] = []
+    try:
+        for out in outs:
+            writers.append(FolderWriter(out, tokenizer, request, identity))
+        if not all(writer.finished for writer in writers):
+            _write_documents(files, request, tokenizer, writers, progress or Progress())
+            _refuse_empty(writers, request)
+        # The main folder is finished last: whoever finds it complete finds its holdout complete too.
+        return tuple(reversed([writer.finish() for writer in reversed(writers)]))
+    except BaseException:
+        for writer in writers:
+            writer.abandon()
+        raise
+
+
+def _refuse_empty(writers: Sequence["FolderWriter"], request: Request) -> None:
+    empty = [writer for writer in writers if writer.documents == 0]
+    if empty:
+        total = sum(writer.documents for writer in writers)
+        raise UsageError(
+            f"{empty[0].folder} would be empty: the input has {total:,} documents in all"
+            + (f" and --holdout-every is {request.holdout_every}." if request.holdout_every else ".")
+        )
 
 
 def _write_documents(
@@ -131,10 +144,11 @@ class FolderWriter:
     """Writes one token folder, shard by shard; knows from the folder itself how far an earlier call came."""
 
     def __init__(self, folder: Path, tokenizer: LoadedTokenizer, request: Request, identity: dict[str, Any]) -> None:
-        """Raises DataError if the folder holds something else, or was begun with other arguments."""
+        """Raises UsageError if the folder holds something else, or was begun with other arguments."""
         self.folder, self.tokenizer, self.identity = folder, tokenizer, identity
         self.shard_tokens = request.shard_tokens
         self.dtype = np.dtype(token_dtype(tokenizer.vocab_size)).newbyteorder("<")
+        self._made_folder = not folder.exists()
         self.finished: Metadata | None = self._open()
         self.shards: list[Shard] = list(self.finished.shards) if self.finished else self._committed()
         self._to_skip = sum(shard.documents for shard in self.shards)
@@ -178,6 +192,23 @@ class FolderWriter:
         (self.folder / BEGUN).unlink(missing_ok=True)
         return metadata
 
+    def abandon(self) -> None:
+        """Leave complete shards, for the same command to go on behind them, and nothing else.
+
+        Without one there is nothing to go on from: the folder is as it was, free for another command too.
+        """
+        if self.finished is not None:
+            return
+        if self._shard is not None:
+            self._shard.close()
+        half = [*self.folder.glob(".shard-*.tmp")]
+        if not (self.folder / _shard_name(0)).exists():  # looked up: a stop may fall between the rename and its note
+            half += [self.folder / docs_file(_shard_name(0)), self.folder / BEGUN]
+        for file in half:
+            file.unlink(missing_ok=True)
+        if self._made_folder and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
     def _open(self) -> Metadata | None:
         if (self.folder / METADATA).exists():
             metadata = read_metadata(self.folder)
@@ -192,7 +223,7 @@ class FolderWriter:
                 raise DataError(f"{begun} is damaged ({error}). Remove {self.folder} and prepare it again.") from error
             self._same(earlier, "holds a preparation begun")
         elif any(self.folder.iterdir()):
-            raise DataError(f"{self.folder} holds other files. Choose an empty folder; nothing is overwritten.")
+            raise UsageError(f"{self.folder} holds other files. Choose an empty folder; nothing is overwritten.")
         else:
             write_atomic(begun, json.dumps(self.identity, indent=2) + "\n")
         return None
@@ -200,7 +231,7 @@ class FolderWriter:
     def _same(self, earlier: dict[str, Any], what: str) -> None:
         different = sorted(key for key in self.identity if earlier.get(key) != self.identity[key])
         if different:
-            raise DataError(
+            raise UsageError(
                 f"{self.folder} {what} with other arguments ({', '.join(different)} differ). "
                 "Choose another --out, or remove the folder; nothing is overwritten."
             )
@@ -245,6 +276,9 @@ class _OpenShard:
         self.tokens += len(tokens)
         self._max_id = max(self._max_id, int(tokens.max()))
         self._ends.append(self.tokens)
+
+    def close(self) -> None:
+        self._file.close()
 
     def commit(self) -> Shard:
         self._file.flush()

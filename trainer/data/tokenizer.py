@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import DataError
+from trainer.errors import DataError, UsageError
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_JSON = "tokenizer.json"
@@ -39,23 +39,23 @@ class LoadedTokenizer:
 def load_tokenizer(path: Path, *, eos_token: str | None = None) -> LoadedTokenizer:
     """Load a folder that holds tokenizer.json, or the file. eos_token: overrides what the folder says.
 
-    Raises DataError: nothing there, not a tokenizer, no end-of-text token known, or it is not in the vocabulary.
+    Raises UsageError: nothing there, not a tokenizer, no end-of-text token known, or it is not in the vocabulary.
     """
     from tokenizers import Tokenizer
 
     file = path / TOKENIZER_JSON if path.is_dir() else path
     if not file.is_file():
-        raise DataError(f"--tokenizer {path}: there is no {TOKENIZER_JSON}. Give a folder or file on this machine.")
+        raise UsageError(f"--tokenizer {path}: there is no {TOKENIZER_JSON}. Give a folder or file on this machine.")
     try:
         backend = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception for anything it cannot parse
-        raise DataError(f"--tokenizer {file}: is not a tokenizer file ({error}).") from error
+        raise UsageError(f"--tokenizer {file}: is not a tokenizer file ({error}).") from error
     vocabulary: Mapping[str, int] = backend.get_vocab(with_added_tokens=True)
     token = eos_token or _declared_eos(file.parent)
     if token is None:
-        raise DataError(f"{file.parent} does not say which token ends a document. Name it with --eos-token.")
+        raise UsageError(f"{file.parent} does not say which token ends a document. Name it with --eos-token.")
     if token not in vocabulary:
-        raise DataError(f"The end-of-document token {token!r} is not in the vocabulary of {file}. See --eos-token.")
+        raise UsageError(f"The end-of-document token {token!r} is not in the vocabulary of {file}. See --eos-token.")
     return LoadedTokenizer(
         backend=backend,
         path=path,
@@ -85,11 +85,11 @@ def _declared_eos(folder: Path) -> str | None:
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Any:
-    """A byte-level BPE of exactly `vocab_size` entries, id 0 ends a document. Raises DataError: too little text."""
+    """A byte-level BPE of exactly `vocab_size` entries, id 0 ends a document. Raises UsageError: too little text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab_size < MIN_VOCAB_SIZE:
-        raise DataError(
+        raise UsageError(
             f"--vocab-size {vocab_size}: at least {MIN_VOCAB_SIZE} are needed (256 bytes, end of document)."
         )
     backend = Tokenizer(models.BPE())
@@ -104,14 +104,16 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Any:
     backend.train_from_iterator(texts, trainer=trainer)
     found = backend.get_vocab_size(with_added_tokens=True)
     if found != vocab_size:
-        raise DataError(f"--vocab-size {vocab_size}: this text gives only {found} entries. Add text, or ask for fewer.")
+        raise UsageError(
+            f"--vocab-size {vocab_size}: this text gives only {found} entries. Add text, or ask for fewer."
+        )
     return backend
 
 
 def save_tokenizer(backend: Any, out: Path) -> None:
-    """Write a folder that transformers' AutoTokenizer loads. Whole or not at all; raises DataError if `out` exists."""
+    """Write a folder that transformers' AutoTokenizer loads. Whole or not at all; raises UsageError if `out` exists."""
     if out.exists():
-        raise DataError(f"--out {out} exists. Remove it or choose another place; nothing is overwritten.")
+        raise UsageError(f"--out {out} exists. Remove it or choose another place; nothing is overwritten.")
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -129,8 +131,9 @@ def save_tokenizer(backend: Any, out: Path) -> None:
         _write_json(partial / "special_tokens_map.json", {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT})
         partial.rename(out)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise DataError(f"--out {out}: cannot be written ({error}).") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # gone already where all went well
 
 
 def _write_json(path: Path, record: Mapping[str, Any]) -> None:
