@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.decide.policy import Policy, policy_from_config
 from orchestrator.state.records import SCHEMA_VERSION, Unreadable, parse
+from orchestrator.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,8 @@ def parse_plan(text: str | None) -> AttemptPlan | Unreadable:
         return plan
     if plan.num_nodes * plan.ranks_per_node != plan.world_size:
         return Unreadable(
-            why=f"{plan.num_nodes} nodes × {plan.ranks_per_node} ranks per node is not the world size {plan.world_size}"
+            why=f"{plural(plan.num_nodes, 'node')} × {plural(plan.ranks_per_node, 'rank')} per node is not the world "
+            f"size {plan.world_size}"
         )
     try:
         plan.policy, plan.supervisor_lost_s, plan.agent_port  # noqa: B018 - each raises on what does not fit

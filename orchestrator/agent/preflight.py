@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.agent import proc
+from orchestrator.words import plural
 
 SHM_BYTES = 16 * 1024 * 1024
 DISK_BYTES = 64 * 1024 * 1024
@@ -41,7 +42,7 @@ def judge(facts: NodeFacts, *, run_dir: Path) -> str | None:
     if facts.disk_free_bytes is not None and facts.disk_free_bytes < DISK_BYTES:
         return f"{run_dir} has only {facts.disk_free_bytes} bytes free; checkpoints and logs would not fit."
     if facts.strays:
-        return f"{facts.strays} process(es) of this attempt are still here and cannot be killed."
+        return f"{plural(facts.strays, 'process', 'processes')} of this attempt cannot be killed and stay here."
     return None
 
 
@@ -49,7 +50,8 @@ def advice(facts: NodeFacts, *, ranks_per_node: int) -> str | None:
     """What is legal but slow: fewer CPUs than ranks (S6)."""
     if facts.num_cpus < ranks_per_node:
         return (
-            f"{ranks_per_node} ranks share {facts.num_cpus} CPU(s): check slurm.cpus_per_task and the step's affinity."
+            f"{plural(ranks_per_node, 'rank')} share {plural(facts.num_cpus, 'CPU')}: check slurm.cpus_per_task and "
+            "the step's affinity."
         )
     return None
 

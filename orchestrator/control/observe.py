@@ -35,6 +35,7 @@ from orchestrator.state.records import (
 )
 from orchestrator.state.requests import open_requests, read_requests
 from orchestrator.state.rundir import CheckpointName, EntryKind, RunPaths, classify_entry, parse_number
+from orchestrator.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,7 @@ def local_liveness(intent: Intent | None, claim: Claim | None) -> tuple[Liveness
         return Liveness.PENDING, "its intent is not written yet"
     if claim is None:
         left = proc.find(nonce=intent.nonce)
-        return Liveness.PENDING, f"not claimed yet; {len(left)} processes carry its nonce"
+        return Liveness.PENDING, f"not claimed yet; {plural(len(left), 'process', 'processes')} of it run"
     if claim.nonce != intent.nonce:
         return Liveness.DEAD, "it was abandoned before it began"
     if claim.host != os.uname().nodename:

@@ -17,6 +17,7 @@ from orchestrator.decide.decision import Fault
 from orchestrator.decide.policy import Policy
 from orchestrator.decide.taxonomy import TABLE, Exclusion, FailureClass, Final, Level
 from orchestrator.state.history import History
+from orchestrator.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ def crash_loop(history: History, policy: Policy) -> str | None:
     count = history.cycles_without_progress
     if count < policy.max_cycles_without_checkpoint:
         return None
-    return f"{count} cycles in a row without a new checkpoint{_cause(history)}"
+    return f"{plural(count, 'cycle')} in a row without a new checkpoint{_cause(history)}"
 
 
 def _cause(history: History) -> str:

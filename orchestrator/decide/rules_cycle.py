@@ -18,6 +18,7 @@ from orchestrator.decide.rules import Rule
 from orchestrator.decide.taxonomy import TABLE, FailureClass, Final, Level
 from orchestrator.state.history import History
 from orchestrator.state.records import OutcomeKind, Verb
+from orchestrator.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +280,7 @@ def _start(c: CycleContext) -> Decision | None:
     if c.seen.stage is not Stage.IDLE or nodes is None:
         return None
     where = f"from {c.resume_from}" if c.resume_from else "from the beginning"
-    return _decide(Action.START, f"{len(nodes)} nodes are ready, {where}", nodes=nodes, resume_from=c.resume_from)
+    return _decide(Action.START, f"{plural(len(nodes), 'node')} ready, {where}", nodes=nodes, resume_from=c.resume_from)
 
 
 def _spare_lost(c: CycleContext) -> Decision | None:

@@ -21,6 +21,7 @@ from orchestrator.agent.plan import AttemptPlan
 from orchestrator.errors import PawlError
 from orchestrator.slurm.text import unique_hosts
 from orchestrator.state.rundir import RunPaths, safe_name
+from orchestrator.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,7 @@ class SlurmEdge:
             raise PawlError("SLURM_JOB_NODELIST is not set: `--launcher slurm` runs inside a Slurm job only.")
         names = unique_hosts(hosts)
         if len(names) < plan.num_nodes:
-            raise PawlError(f"The job has {len(names)} node(s) ({hosts}), a cycle needs {plan.num_nodes}.")
+            raise PawlError(f"The job has {plural(len(names), 'node')} ({hosts}), a cycle needs {plan.num_nodes}.")
         self._paths, self._plan, self._command = paths, plan, tuple(command)
         self._cpus = int(environ["SLURM_CPUS_PER_TASK"]) if environ.get("SLURM_CPUS_PER_TASK") else None
         self._step: subprocess.Popen[bytes] | None = None

@@ -12,6 +12,7 @@ import socket
 from pathlib import Path
 
 from orchestrator.errors import PawlError
+from orchestrator.words import plural
 
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST, _HIGHEST = 10240, 65535
@@ -67,10 +68,10 @@ def check_meeting_address(address: str, *, num_nodes: int, local: bool) -> None:
         raise NoPort(f"The first node has no usable address (found {address!r}), so ranks have no place to meet.")
     if num_nodes > 1 and not local and _is_loopback(address):
         raise NoPort(
-            f"The first node gives {address} as its address. That is a loopback address: on each of the other "
-            f"{num_nodes - 1} node(s) it means the node itself, so the ranks would wait for ever. Usually /etc/hosts "
-            "maps the node's own name to 127.0.x.1 (Debian does). Use the name Slurm lists, or set the network "
-            "interface in the site file."
+            f"The first node gives {address} as its address. That is a loopback address: on "
+            f"{plural(num_nodes - 1, 'other node')} it means the node itself, so the ranks would wait for ever. "
+            "Usually /etc/hosts maps the node's own name to 127.0.x.1 (Debian does). Use the name Slurm lists, or set "
+            "the network interface in the site file."
         )
 
 

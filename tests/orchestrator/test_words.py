@@ -47,7 +47,7 @@ def is_share(text: ast.JoinedStr, part: ast.expr) -> bool:
     return words.endswith((" of ", " to "))
 
 
-@pytest.mark.parametrize("package", ["cli", "config", "metrics", "submit", "views"])
+@pytest.mark.parametrize("package", ["cli", "config", "control", "decide", "metrics", "submit", "supervise", "views"])
 def test_no_text_counts_without_the_helper(package: str) -> None:
     files = sorted((ROOT / "orchestrator" / package).rglob("*.py"))
     assert files and [place for file in files for place in bare_plurals(file)] == []
