@@ -31,6 +31,8 @@ RANK_STRIDE = 1024
 STATS_AT = 128
 
 HEADER = struct.Struct("<8s4I")  # magic, version, num_ranks, rank_stride, header_bytes
+AGENT_LOST_AT = 24
+AGENT_LOST = struct.Struct("<I")  # milliseconds; 0: ranks do not look for their agent
 CONTROL_AT = 64
 CONTROL = struct.Struct("<QI")  # control_seq, control_word
 

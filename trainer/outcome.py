@@ -16,7 +16,7 @@ from trainer.errors import CheckpointInvalid, TrainerError
 from trainer.fsio import write_atomic
 from trainer.records import ExceptionFacts, Outcome, to_json
 
-DONE, DRAINED, CRASHED = 0, 75, 1
+DONE, DRAINED, CRASHED, HANG_SELF_KILL = 0, 75, 1, 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

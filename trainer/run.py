@@ -11,6 +11,8 @@ and from which checkpoint, is the orchestrator's business.
 
 import logging
 import os
+import sys
+import threading
 import time
 import traceback
 from argparse import Namespace
@@ -31,12 +33,13 @@ from trainer.device import device_name, memory_bytes
 from trainer.engine import Engine
 from trainer.errors import ConfigError
 from trainer.flops import peak_flops, step_flops
+from trainer.guard import AgentGuard
 from trainer.journal import Journal, validated
 from trainer.launch import Launch, read_launch
 from trainer.loop import LoopPlan, TrainLoop
 from trainer.mesh.context import ParallelContext, check_world_size, init_process_group
 from trainer.mesh.topology import Topology
-from trainer.outcome import DONE, DRAINED, Ending, ending_of, leave, relative_to_run, write_outcome
+from trainer.outcome import DONE, DRAINED, HANG_SELF_KILL, Ending, ending_of, leave, relative_to_run, write_outcome
 from trainer.peers import agree, wait_for_peers
 from trainer.records import UNSUPERVISED, Cycle, Outcome
 from trainer.schedules import lr_at, weight_decay_at
@@ -44,6 +47,7 @@ from trainer.signals import DrainFlag, install_alone, install_supervised
 from trainer.throughput import StepCost
 
 COLLECTIVE_TIMEOUT_S = 1800.0  # a last resort: the agent's phase limits find a hang much earlier, and name the rank
+LAST_WORD_S = 5.0
 AGREED_ENDINGS = frozenset({"done", "drained", "nonfinite"})
 
 
@@ -62,6 +66,8 @@ class TrainerProcess:
         self.config_text = ""
         self.beats: BeatWriter | None = None
         self.checkpoint: str | None = None
+        self.guard: AgentGuard | None = None
+        self.reported = False
 
     def run(self) -> int:
         """Train, leave an outcome, return the exit code. Never raises."""
@@ -71,6 +77,8 @@ class TrainerProcess:
             traceback.print_exc()
             ending = ending_of(error, checkpoint=self.checkpoint)
         self.report(ending)
+        if self.guard is not None:
+            self.guard.tidy()
         if ending.kind in AGREED_ENDINGS:
             wait_for_peers(self.launch.store_prefix(self.epoch), self.launch.world_size)
         return ending.exit_code
@@ -112,6 +120,13 @@ class TrainerProcess:
         if self.cycle is not None:
             self.epoch = self.cycle.epoch
         self.beats = open_beats(launch.shm, epoch=self.epoch, rank=launch.rank, local_rank=launch.local_rank)
+        if launch.shm is not None:
+            self.guard = guard = AgentGuard(
+                launch.shm,
+                interval_s=5.0 if self.cycle is None else self.cycle.beat_interval_s,
+                on_gone=self.end_alone,
+            )
+            guard.start()
         launch.cycle_dir.mkdir(parents=True, exist_ok=True)
         launch.checkpoints_dir.mkdir(parents=True, exist_ok=True)
         if self.cycle is None:
@@ -222,8 +237,22 @@ class TrainerProcess:
         done = context.rank == 0 and validated(self.launch.run_dir, step)
         return bool(agree(context, (int(done),))[0])
 
+    def end_alone(self, why: str) -> None:
+        """The agent is gone (called in the guard's thread): outcome, shared memory, exit code 90. Does not return."""
+        print(f"rank {self.launch.rank}: {why}", file=sys.stderr, flush=True)
+        ending = Ending(kind="hang", exit_code=HANG_SELF_KILL, message=why, checkpoint=self.checkpoint)
+        # In a thread of its own: a file system that does not answer must not keep this rank.
+        last_word = threading.Thread(target=self.report, args=(ending,), daemon=True)
+        if not self.reported:
+            last_word.start()
+            last_word.join(timeout=LAST_WORD_S)
+        if self.guard is not None:
+            self.guard.tidy()
+        leave(HANG_SELF_KILL)
+
     def report(self, ending: Ending) -> None:
         """Leave the outcome file and a last beat. A full disk must not keep a rank from ending."""
+        self.reported = True
         phase, step = (Phase.INIT, 0) if self.beats is None else (self.beats.phase, self.beats.step)
         outcome = Outcome(
             rank=self.launch.rank,

@@ -51,6 +51,7 @@ def read_setup(argv: list[str]) -> Setup:
         policy=plan.policy,
         env=plan.env,
         workdir=plan.workdir,
+        supervisor_lost_s=plan.supervisor_lost_s,
     )
     return Setup(plan=plan, context=context, address=host_port(options.connect), key=channel.read_key(options.key_file))
 

@@ -35,7 +35,7 @@ class CycleRefused(PawlError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeContext:
-    """Who this agent is. `command` is torchrun's with placeholders."""
+    """The agent. `command` is torchrun's with placeholders; ranks outlive their agent by `supervisor_lost_s`."""
 
     paths: RunPaths
     attempt: int
@@ -45,6 +45,7 @@ class NodeContext:
     policy: Policy
     env: Mapping[str, str]
     workdir: str | None
+    supervisor_lost_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,11 @@ class NodeCycle:
         self._context = context
         self._durations = durations
         try:
-            self.memory = shm.NodeMemory.create(prepared.shm_path, num_ranks=prepared.cycle.ranks_per_node)
+            self.memory = shm.NodeMemory.create(
+                prepared.shm_path,
+                num_ranks=prepared.cycle.ranks_per_node,
+                agent_lost_s=context.supervisor_lost_s,
+            )
         except OSError as error:
             raise CycleRefused(f"{prepared.shm_path} cannot be made: {error.strerror}.") from error
         ranks = range(prepared.cycle.ranks_per_node)

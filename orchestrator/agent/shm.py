@@ -1,6 +1,6 @@
 """The shared-memory file of one node: the agent's control word and a block of 1 KiB for each rank.
 
-    0      header 256 B   magic, version, sizes, control_seq, control_word      written by the agent only
+    0      header 256 B   magic, version, sizes, agent_lost_ms, control word    written by the agent only
     256    rank block 0   beat 128 B | stats 896 B                              written by local rank 0 only
     1280   rank block 1   …
 
@@ -9,10 +9,12 @@ writer is inside, even when stable; the last u32 is the CRC-32 of everything bet
 a number that moved while it read, or a wrong CRC has read nothing: it gets `Unreadable`, which is not "dead".
 
 Every cycle gets a new file under the same name (unlink, create): a zombie rank of an earlier cycle goes on writing into
-memory that nobody reads.
+memory that nobody reads. While it lives the agent holds an exclusive lock on the file: a rank that can get a shared one
+has no agent any more, and ends itself when that lasts for `agent_lost_ms`.
 """
 
 import contextlib
+import fcntl
 import mmap
 import os
 import struct
@@ -39,7 +41,7 @@ STEP_BUCKET_BOUNDS_S = (
     *(7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0, float("inf")),
 )
 
-_HEADER = struct.Struct("<8sIIII")
+_HEADER = struct.Struct("<8sIIIII")
 _CONTROL = struct.Struct("<QI")
 _BEAT = struct.Struct("<QIIIIIIQQQQQdQ")
 _STATS = struct.Struct("<QQQQdddQQQdQdQdddddd" + "QQdd" + "24Q")
@@ -189,15 +191,20 @@ class NodeMemory:
     Close it when the cycle is over; `unlink` when nothing of the attempt runs here any more.
     """
 
-    def __init__(self, path: Path, memory: mmap.mmap, num_ranks: int) -> None:
+    def __init__(self, path: Path, fd: int, memory: mmap.mmap, num_ranks: int) -> None:
         self.path = path
+        self._lock_fd = fd
         self.num_ranks = num_ranks
         self._memory = memory
         self._control_seq = 0
 
     @classmethod
-    def create(cls, path: Path, *, num_ranks: int) -> Self:
-        """A new zeroed file (mode 0600) with its header. Raises OSError when /dev/shm is full or not writable."""
+    def create(cls, path: Path, *, num_ranks: int, agent_lost_s: float = 0.0) -> Self:
+        """A new zeroed file (mode 0600) with its header, locked by this process until `close`.
+
+        `agent_lost_s`: how long ranks go on after this process died; 0: for ever. Raises OSError when /dev/shm is full
+        or not writable.
+        """
         path.unlink(missing_ok=True)
         size = HEADER_BYTES + RANK_STRIDE * num_ranks
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -205,13 +212,14 @@ class NodeMemory:
             # posix_fallocate: a full /dev/shm must fail here as ENOSPC, not later as SIGBUS in a rank.
             os.posix_fallocate(fd, 0, size)
             memory = mmap.mmap(fd, size)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            os.close(fd)
             path.unlink(missing_ok=True)
             raise
-        finally:
-            os.close(fd)
-        _HEADER.pack_into(memory, 0, MAGIC, VERSION, num_ranks, RANK_STRIDE, HEADER_BYTES)
-        return cls(path, memory, num_ranks)
+        lost_ms = min(round(agent_lost_s * 1000), 2**32 - 1)
+        _HEADER.pack_into(memory, 0, MAGIC, VERSION, num_ranks, RANK_STRIDE, HEADER_BYTES, lost_ms)
+        return cls(path, fd, memory, num_ranks)
 
     def write_control(self, word: ControlWord) -> int:
         """Ask the ranks for something; returns the control_seq that they acknowledge in `Beat.control_ack`.
@@ -248,8 +256,11 @@ class NodeMemory:
         return raw
 
     def close(self) -> None:
-        """Give the mapping back; the file stays."""
+        """Give the mapping and the lock back; the file stays."""
         self._memory.close()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
     def unlink(self) -> None:
         """Remove the file; ranks that still map it keep their memory."""

@@ -59,7 +59,7 @@ def example_stats() -> rank_side.Stats:
 
 @pytest.fixture
 def node(tmp_path: Path) -> agent_side.NodeMemory:
-    return agent_side.NodeMemory.create(tmp_path / "shm", num_ranks=3)
+    return agent_side.NodeMemory.create(tmp_path / "shm", num_ranks=3, agent_lost_s=2.5)
 
 
 def open_rank(node: agent_side.NodeMemory, local_rank: int) -> rank_side.BeatWriter:
@@ -76,6 +76,7 @@ def test_header_made_by_the_agent(node: agent_side.NodeMemory) -> None:
         "num_ranks": 3,
         "rank_stride": LAYOUT["rank_stride"],
         "header_bytes": LAYOUT["header_bytes"],
+        "agent_lost_ms": 2500,
         "control_seq": 0,
         "control_word": 0,
     }
