@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.decide.taxonomy import FailureClass
 from orchestrator.words import plural
 
-from .problems import Problem, Severity, did_you_mean
+from .problems import Problem, Severity, did_you_mean, quoted
 from .spec import SECTIONS, RunSpec
 from .typed import MissingValue, Partial, Reading, child_of, lookup, read_model, walk
 from .yaml_loader import Mapping, Node, Scalar, Sequence
@@ -94,23 +94,23 @@ def _one_line_values(of: SectionReading) -> Iterator[Problem]:
         bad = next((c for c in scalar.text if c not in allowed and unicodedata.category(c) in _UNSAFE), None)
         if bad is not None:
             message = f"holds the character U+{ord(bad):04X}, which cannot be passed on in one line"
-            yield of.problem(path, message, found=scalar.text, expected="one line of visible text", node=scalar)
+            yield of.problem(path, message, found=quoted(scalar.text), expected="one line of visible text", node=scalar)
 
 
 def _slurm_forms(of: SectionReading) -> Iterator[Problem]:
     time = of.value("slurm.time")
     forms = "minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
     if time is not None and not _TIME.fullmatch(time.text):
-        yield of.problem("slurm.time", "Slurm knows no such time", found=time.text, expected=forms)
+        yield of.problem("slurm.time", "Slurm knows no such time", found=quoted(time.text), expected=forms)
     elif time is not None and re.fullmatch(r"\d+:\d{1,2}", time.text):
         minutes, seconds = time.text.split(":")
         message = f"Slurm reads this as {int(minutes)} minutes {int(seconds)} seconds"
         hours = f"{minutes}:{seconds}:00 if hours are meant"
-        yield of.problem("slurm.time", message, found=time.text, expected=hours, severity=Severity.WARNING)
+        yield of.problem("slurm.time", message, found=quoted(time.text), expected=hours, severity=Severity.WARNING)
     mem = of.value("slurm.mem")
     if mem is not None and not _MEMORY.fullmatch(mem.text):
         expected = "a whole number, with K, M, G or T behind it (alone: megabytes)"
-        yield of.problem("slurm.mem", "Slurm knows no such size", found=mem.text, expected=expected)
+        yield of.problem("slurm.mem", "Slurm knows no such size", found=quoted(mem.text), expected=expected)
 
 
 def _environment(of: SectionReading) -> Iterator[Problem]:
@@ -127,7 +127,9 @@ def _extra_options(of: SectionReading) -> Iterator[Problem]:
     for index, node in enumerate(extra.items if isinstance(extra, Sequence) else ()):
         if isinstance(node, Scalar) and not _OPTION.fullmatch(node.text):
             expected = "--flag or --flag=value"
-            yield of.problem(f"slurm.extra.{index}", "no sbatch option", found=node.text, expected=expected, node=node)
+            yield of.problem(
+                f"slurm.extra.{index}", "no sbatch option", found=quoted(node.text), expected=expected, node=node
+            )
 
 
 def _budgets(of: SectionReading) -> Iterator[Problem]:
@@ -144,11 +146,11 @@ def _not_yet(of: SectionReading) -> Iterator[Problem]:
     mode = of.value("monitoring.mode")
     if mode is not None and mode.text in ("gateway", "textfile"):
         message = "this version serves metrics from the nodes only"
-        yield of.problem("monitoring.mode", message, found=mode.text, expected="nodes")
+        yield of.problem("monitoring.mode", message, found=quoted(mode.text), expected="nodes")
     successors = of.value("recovery.successors")
     if successors is not None and successors.text != "0":
         message = "this version queues no successor jobs"
-        yield of.problem("recovery.successors", message, found=successors.text, severity=Severity.WARNING)
+        yield of.problem("recovery.successors", message, found=quoted(successors.text), severity=Severity.WARNING)
     if child_of(of.root.entries.get("notify", of.root), "command") is not None:
         message = "this version sends no notifications; the command is not run"
         yield of.problem("notify.command", message, severity=Severity.WARNING)

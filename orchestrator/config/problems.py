@@ -5,6 +5,7 @@
 This file exists twice, byte for byte (trainer and orchestrator share no code; a contract test compares them).
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -75,6 +76,14 @@ def format_problem(problem: Problem) -> str:
     if details:
         parts.append(f" ({'; '.join(details)})")
     return "".join(parts)
+
+
+def quoted(value: str) -> str:
+    """A value as `found` shows it: text in quotes, numbers and true, false, null as they stand."""
+    return value if _BARE.fullmatch(value) else f"'{value}'"
+
+
+_BARE = re.compile(r"[+-]?(\d[\d_]*)?\.?\d+([eE][+-]?\d+)?|true|false|null|~", re.IGNORECASE | re.ASCII)
 
 
 def shorten(text: str, limit: int = 80) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cli.actions.check import report
 from orchestrator.config.check import CheckResult, run_check, with_values
 from orchestrator.config.launch_rules import SectionReading, resolve, shape, too_few_gpus
-from orchestrator.config.problems import Severity, format_problem
+from orchestrator.config.problems import Severity, format_problem, quoted
 from orchestrator.config.site import find_site, load_site
 from orchestrator.config.spec import SECTIONS, RunSpec
 from orchestrator.config.yaml_loader import parse_text
@@ -323,3 +324,43 @@ def test_every_section_has_only_defaults() -> None:
 def test_the_seed_config_needs_eight_nodes_of_eight() -> None:
     spec, facts = run_check(SEED).require()
     assert (spec.num_nodes, spec.ranks_per_node, facts.world_size) == (8, 8, 64)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *(("12h", "'12h'"), ("all", "'all'"), ("1-0", "'1-0'"), ("", "''"), ("1.2.3", "'1.2.3'"), ("no", "'no'")),
+        *((text, text) for text in ("12", "-3", "1e-4", "0.5", ".5", "1_000", "true", "False", "null")),
+    ],
+)
+def test_found_text_stands_in_quotes_and_numbers_do_not(value: str, shown: str) -> None:
+    assert quoted(value) == shown
+
+
+def test_every_rule_of_both_packages_quotes_the_text_it_found() -> None:
+    bad = {
+        "slurm.time": "12h", "slurm.mem": "lots", "slurm.gpu_request": "all", "slurm.extra": "[mem]",
+        "monitoring.mode": "gateway", "launcher.kind": "k8s", "general.run": "a/b", "general.project": '"a\\u0007"',
+        "model.dtype": "float3", "model.model_config.hidden_act": "gelu", "parallelism.pp_engine": "xyz",
+        "checkpoints.checkpoints_path": "/ckpt",
+        "tokenizer.tokenizer_name_or_path": "/no/such", "data.validation.dataset_folder": "[/no/held]",
+        "recovery.spares": "one", "optimizer.zero_stage": "two",
+    }  # fmt: skip
+    found = [
+        (problem.key, problem.found)
+        for key, value in bad.items()
+        for problem in run_check(DEMO, overrides=[f"{key}={value}"]).problems
+        if problem.key.startswith(key) and problem.found is not None
+    ]
+    assert len({key.split(".0")[0] for key, _ in found}) == len(bad), found
+    assert [pair for pair in found if not (pair[1].startswith("'") and pair[1].split(" (in")[0].endswith("'"))] == []
+
+
+def test_with_problems_no_launch_is_shown(tmp_path: Path, demo: CheckResult) -> None:
+    """A misspelt section would be replaced by defaults, shown as if they had been meant."""
+    assert [line for line in report(demo, show=False) if line.startswith("launch ")]
+    misspelt = tmp_path / "run.yaml"
+    misspelt.write_text(DEMO.read_text().replace("\nslurm:", "\nslrum:"))
+    lines = list(report(run_check(misspelt), show=False))
+    assert any("did you mean 'slurm'?" in line for line in lines)
+    assert not [line for line in lines if line.startswith(("launch ", "executes "))]

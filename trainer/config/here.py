@@ -17,7 +17,7 @@ from trainer.flops import find_gpu
 from trainer.memory import FIXED_BYTES, USABLE, largest_micro_batch, rank_memory, usable_bytes
 
 from .model import Config
-from .problems import Severity
+from .problems import Severity, quoted
 from .rules import Finding
 from .rules_data import sources
 
@@ -56,11 +56,11 @@ def _folder(key: str, name: str, config: Config, *, required: bool) -> Iterator[
     try:
         metadata = read_metadata(path)
     except DataError as error:
-        yield Finding(key=key, message=str(error), found=name)
+        yield Finding(key=key, message=str(error), found=quoted(name))
         return
     if metadata.vocab_size > vocab:
         message = f"its tokenizer has {metadata.vocab_size} entries, more than the model's vocab_size"
-        yield Finding(key=key, message=message, found=name, expected=f"at most {vocab}")
+        yield Finding(key=key, message=message, found=quoted(name), expected=f"at most {vocab}")
 
 
 def tokenizer_findings(config: Config, *, required: bool) -> Iterator[Finding]:
@@ -73,22 +73,22 @@ def tokenizer_findings(config: Config, *, required: bool) -> Iterator[Finding]:
         looks_like_hub = name.count("/") <= 1 and not name.startswith((".", "/", "~"))
         message = "no such folder here; if it is a name on a hub, the export will need the network or its cache"
         if required and looks_like_hub:
-            yield Finding(key=key, message=message, found=name, severity=Severity.WARNING)
+            yield Finding(key=key, message=message, found=quoted(name), severity=Severity.WARNING)
         else:
             yield _unseen(key, message if looks_like_hub else "no such folder", name, required=required)
         return
     file = path / "tokenizer.json"
     if not file.is_file():
         yield Finding(
-            key=key, message="the folder holds no tokenizer.json", found=name, expected="a tokenizer's folder"
+            key=key, message="the folder holds no tokenizer.json", found=quoted(name), expected="a tokenizer's folder"
         )
         return
     size = tokenizer_size(file)
     if size is None:
-        yield Finding(key=key, message=f"{file} is no tokenizer of the tokenizers library", found=name)
+        yield Finding(key=key, message=f"{file} is no tokenizer of the tokenizers library", found=quoted(name))
     elif size > vocab:
         message = f"the tokenizer has {size} entries, more than the model's vocab_size"
-        yield Finding(key=key, message=message, found=name, expected=f"at most {vocab}")
+        yield Finding(key=key, message=message, found=quoted(name), expected=f"at most {vocab}")
 
 
 def tokenizer_size(file: Path) -> int | None:
@@ -107,7 +107,7 @@ def tokenizer_size(file: Path) -> int | None:
 
 def _unseen(key: str, message: str, found: str, *, required: bool) -> Finding:
     severity = Severity.ERROR if required else Severity.UNCHECKED
-    return Finding(key=key, message=message, found=found, severity=severity)
+    return Finding(key=key, message=message, found=quoted(found), severity=severity)
 
 
 def local_gpus() -> tuple[LocalGpu, ...]:

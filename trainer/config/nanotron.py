@@ -201,7 +201,7 @@ def _drop(old: Old, problems: list[Problem], node: Node, path: str) -> None:
 def _say(
     problems: list[Problem], severity: Severity, node: Node, path: str, why: str, *, expected: str | None = None
 ) -> None:
-    found = node.text if isinstance(node, Scalar) else kind_of(node)
+    found = kind_of(node)
     problems.append(
         Problem(
             severity=severity, file=node.file, line=node.line, key=path, found=found, expected=expected, message=why

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.schedules import decay_start, decay_steps, lr_at
 
-from .problems import Problem, Severity
+from .problems import Problem, Severity, quoted
 from .typed import MissingValue, child_of, lookup
 from .yaml_loader import Mapping, Node
 
@@ -75,12 +75,14 @@ def run_name(c: Any, given: Given) -> Iterator[Finding]:
     """The run's name is a directory, a job name and a metric label."""
     if not RUN_NAME.fullmatch(c.general.run):
         expected = "letters, digits, '.', '_' and '-', a letter or digit first, at most 100"
-        yield Finding(key="general.run", message="not usable as a run's name", found=c.general.run, expected=expected)
+        yield Finding(
+            key="general.run", message="not usable as a run's name", found=quoted(c.general.run), expected=expected
+        )
 
 
 def project_name(c: Any, given: Given) -> Iterator[Finding]:
     if not c.general.project.isprintable():
-        found = repr(c.general.project)
+        found = quoted(c.general.project)
         yield Finding(
             key="general.project", message="holds control characters", found=found, expected="one line of text"
         )
@@ -143,7 +145,7 @@ def activation(c: Any, given: Given) -> Iterator[Finding]:
     name = c.model.model_config.hidden_act
     if name != "silu":
         message = "this activation is not offered"
-        yield Finding(key="model.model_config.hidden_act", message=message, found=name, expected="silu")
+        yield Finding(key="model.model_config.hidden_act", message=message, found=quoted(name), expected="silu")
 
 
 def no_dropout(c: Any, given: Given) -> Iterator[Finding]:
@@ -190,7 +192,9 @@ def zero_stages(c: Any, given: Given) -> Iterator[Finding]:
 def tp_mode(c: Any, given: Given) -> Iterator[Finding]:
     if c.parallelism.tp_mode == "REDUCE_SCATTER" and c.parallelism.tp > 1:
         message = "sequence parallelism is not offered; runs as ALL_REDUCE: the same numbers, more memory"
-        yield Finding(key="parallelism.tp_mode", message=message, found="REDUCE_SCATTER", severity=Severity.WARNING)
+        yield Finding(
+            key="parallelism.tp_mode", message=message, found=quoted("REDUCE_SCATTER"), severity=Severity.WARNING
+        )
 
 
 def bubble(c: Any, given: Given) -> Iterator[Finding]:
@@ -264,7 +268,7 @@ def saves_on_the_way(c: Any, given: Given) -> Iterator[Finding]:
 def checkpoints_have_their_place(c: Any, given: Given) -> Iterator[Finding]:
     if c.checkpoints.checkpoints_path is not None:
         message = "ignored: checkpoints have a fixed place in the run directory"
-        found = c.checkpoints.checkpoints_path
+        found = quoted(c.checkpoints.checkpoints_path)
         yield Finding(key="checkpoints.checkpoints_path", message=message, found=found, severity=Severity.WARNING)
 
 

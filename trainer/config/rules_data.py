@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from .problems import Severity
+from .problems import Severity, quoted
 from .rules import Finding, Given, Rule
 
 # Rounding in a file of three-digit weights; a larger deviation from 1 is worth a word.
@@ -69,7 +69,7 @@ def held_out_is_held_out(c: Any, given: Given) -> Iterator[Finding]:
         if shared:
             message = "this folder is trained on: its loss says nothing about unseen text"
             where = f"{key}.validation.dataset_folder"
-            yield Finding(key=where, message=message, found=shared[0], severity=Severity.WARNING)
+            yield Finding(key=where, message=message, found=quoted(shared[0]), severity=Severity.WARNING)
 
 
 def tokenizer_for_the_export(c: Any, given: Given) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from .problems import Problem, Severity, did_you_mean, nearest
+from .problems import Problem, Severity, did_you_mean, nearest, quoted
 from .yaml_loader import Mapping, Node, Scalar, Sequence
 
 _TRUE = frozenset({"true", "yes", "on"})
@@ -162,7 +162,7 @@ def _note_invalid(
             at = node.entries.get(head, node)
             for part in loc[1:]:
                 at = child_of(at, part) or at
-            found = at.text if isinstance(at, Scalar) else None
+            found = quoted(at.text) if isinstance(at, Scalar) else None
             message, expected = _words(item["msg"])
             into.add(at, where, message, expected, found)
     return bad
@@ -214,7 +214,7 @@ def kind_of(node: Node) -> str:
         return "a list"
     if node.is_null:
         return "nothing"
-    return f'"{node.text}" (in quotes, so text)' if node.quoted else node.text
+    return f"'{node.text}' (in quotes, so text)" if node.quoted else quoted(node.text)
 
 
 def _read_union(node: Node, options: tuple[Any, ...], path: str, into: Reading) -> Any:

@@ -74,7 +74,8 @@ def report(result: CheckResult, *, show: bool) -> Iterator[str]:
     if result.facts is not None:
         yield from facts_table(result.facts)
         yield from fit_lines(result.fit)
-    if result.spec is not None:
+    if result.spec is not None and result.ok:
+        # With errors the shape may be nothing but defaults, shown as if they were meant.
         yield from launch_lines(result.spec)
     errors = sum(problem.severity is Severity.ERROR for problem in result.problems)
     yield "ok" if result.ok else f"{plural(errors, 'error')}: not usable as it stands"
