@@ -74,19 +74,27 @@ def check(config: str, work: Path, *, steps: int, changes: list[str]) -> int:
 
 
 def derive(config: str, work: Path, *, steps: int, changes: list[str]) -> tuple[dict[str, Any], Path]:
-    """The config cut short, over tokens made for it: its launch facts and its file. Exits where the config is wrong."""
+    """The config cut short to one rank, over tokens made for it: its launch facts and its file.
+
+    Exits where the config is wrong.
+    """
     vocab = int(trainer_check(config, changes)["facts"]["vocab_size"])
     tokens = write_tokens(work / "tokens", vocab=vocab)
+    scheduler = "optimizer.learning_rate_scheduler"
     settings = [
         *changes,
         "general.run=gpu-check",
+        *(f"parallelism.{axis}=1" for axis in ("dp", "pp", "tp", "cp", "expert_parallel_size")),
+        "slurm.nodes=1",
+        "slurm.ranks_per_node=1",
         "tokenizer=null",
-        f"data.dataset.dataset_folder=[{json.dumps(str(tokens))}]",
+        f"data={json.dumps({'dataset': {'dataset_folder': [str(tokens)]}})}",
         f"tokens.train_steps={steps}",
-        f"checkpoints.checkpoint_interval={steps // 2}",
-        "optimizer.learning_rate_scheduler.lr_warmup_steps=2",
-        "optimizer.learning_rate_scheduler.lr_decay_starting_step=2",
         "tokens.batch_accumulation_per_replica=2",
+        f"checkpoints.checkpoint_interval={steps // 2}",
+        f"{scheduler}.lr_warmup_steps=2",
+        f"{scheduler}.lr_decay_starting_step=2",
+        f"{scheduler}.lr_decay_steps=null",
     ]
     told = trainer_check(config, settings)
     file = work / "gpu-check.yaml"
