@@ -88,19 +88,26 @@ def make_run(runs_root: Path, run: NewRun, *, writer: str) -> RunPaths:
     system refuses half-way; nothing is left behind then."""
     folder = check_place(runs_root, run)
     building = RunPaths(runs_root / f".{folder.name}.{secrets.token_hex(6)}.making")
+    made = building.root
     try:
         _fill(building, run, writer=writer)
         os.rename(building.root, folder)
+        made = folder  # ours from here on: whoever comes second cannot rename onto it
         fsync_dir(runs_root)
     except OSError as error:
-        shutil.rmtree(building.root, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
         if os.path.lexists(folder):
-            raise UsageError(f"The run {run.facts.run!r} was made by someone else meanwhile: {folder}.") from error
+            raise UsageError(
+                f"The run {run.facts.run!r} exists already: someone else made {folder} at the same moment. Look at it "
+                f"with `pawl status {run.facts.run}`, or submit under another name."
+            ) from error
+        where = f" ({error.filename})" if error.filename else ""
         raise PawlError(
-            f"The run directory {folder} could not be written: {error.strerror or error}. Nothing was left behind."
+            f"The run directory {folder} could not be written: {error.strerror or error}{where}. Nothing was left "
+            "behind; when the place takes files again, the same command makes the run."
         ) from error
     except BaseException:
-        shutil.rmtree(building.root, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
         raise
     return RunPaths(folder)
 

@@ -1,8 +1,13 @@
 """The run directory is made whole or not at all, and a name is never used twice."""
 
+import errno
 import json
 import os
+import shutil
+import subprocess
+import sys
 import threading
+import time
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -75,6 +80,95 @@ def test_two_submits_at_once_end_in_one_run(tmp_path: Path) -> None:
     assert sorted(results) == ["made", "refused", "refused", "refused"]
     assert os.listdir(tmp_path) == ["demo"]
     assert len(read_all(tmp_path / "demo")) == 1
+
+
+_RACER = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from test_submit import new_run
+from orchestrator.errors import UsageError
+from orchestrator.submit import submit
+root = Path(sys.argv[1])
+(root / ("ready-" + sys.argv[3])).touch()
+while not (root / "go").exists():
+    pass
+try:
+    submit.make_run(root / "runs", new_run(secret={"API_TOKEN": sys.argv[3]}), writer="cli-" + sys.argv[3])
+except UsageError as error:
+    print(error)
+    sys.exit(2 if "exists already" in str(error) else 1)
+print("made")
+"""
+
+
+def test_of_several_processes_that_submit_one_name_exactly_one_makes_the_run(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    environ = {**os.environ, "PYTHONPATH": f"{here.parent}:{here}"}
+    command = [sys.executable, "-c", _RACER, str(tmp_path), str(here)]
+    racers = [
+        subprocess.Popen([*command, str(number)], env=environ, stdout=subprocess.PIPE, text=True) for number in range(4)
+    ]
+    while len(list(tmp_path.glob("ready-*"))) < len(racers):
+        assert all(racer.poll() is None for racer in racers)
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    ends = sorted((racer.wait(timeout=60), str(racer.communicate()[0])) for racer in racers)
+    assert [code for code, _ in ends] == [0, 2, 2, 2], ends
+    assert os.listdir(tmp_path / "runs") == ["demo"], "nothing half made"
+    (event,) = read_all(tmp_path / "runs" / "demo")
+    winner = read_secrets(tmp_path / "runs" / "demo")["API_TOKEN"]
+    assert event.writer == f"cli-{winner}", "one run, all of one process"
+
+
+_CALLS = ("open", "mkdir", "rename", "replace", "fsync", "write", "fchmod")
+
+
+class Disk:
+    """os calls that fail with ENOSPC from the `fails_at`-th on, as those of a full disk; `calls` counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails_at: int | None, only_once: bool = False) -> None:
+        self.calls, self.fails_at, self.only_once = 0, fails_at, only_once
+        for name in _CALLS:
+            monkeypatch.setattr(os, name, self._wrapped(name, getattr(os, name)))
+
+    def _wrapped(self, name: str, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # Looking is always possible: only what makes or changes something fails.
+            if name != "open" or args[1] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY):
+                self.calls += 1
+                hit = self.fails_at is not None and (
+                    self.calls == self.fails_at if self.only_once else self.calls >= self.fails_at
+                )
+                if hit:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args, **kwargs)
+
+        return call
+
+
+def _num_steps(root: Path) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        disk = Disk(patch, fails_at=None)
+        submit.make_run(root, new_run(secret={"API_TOKEN": "x"}), writer="cli-x")
+    shutil.rmtree(root / "demo")
+    return disk.calls
+
+
+@pytest.mark.parametrize("only_once", [True, False])
+def test_a_disk_that_fills_at_any_step_of_a_submit_leaves_nothing_half_made(tmp_path: Path, only_once: bool) -> None:
+    steps = _num_steps(tmp_path)
+    assert steps > 20
+    for step in range(2, steps + 1):  # the first makes the folder of runs, which is there
+        root = tmp_path / f"at-{step}"
+        root.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            Disk(patch, fails_at=step, only_once=only_once)
+            with pytest.raises(PawlError, match="could not be written: No space left on device") as error:
+                submit.make_run(root, new_run(secret={"API_TOKEN": "x"}), writer="cli-x")
+        assert error.value.exit_code == 1 and str(error.value).count("\n") == 0
+        assert os.listdir(root) == [], f"step {step}"
+        assert submit.make_run(root, new_run(), writer="cli-x").root == root / "demo"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "-rf", "a/b", "a\nb", " a", "a ", "x" * 129, "a\u202eb"])
