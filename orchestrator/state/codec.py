@@ -2,12 +2,15 @@
 
 A record is a frozen dataclass whose annotations are the schema: `decode` checks each field against them, ignores
 unknown fields (a newer writer may add some), and names the field, what it expected and what it found. Numbers are not
-coerced: `true` is no integer and `"3"` is no number. Supported: bool int float str, `X | None`, tuples, `dict[str, X]`,
-StrEnums, nested dataclasses (one with a `from_json` classmethod decodes itself) and `Any`.
+coerced: `true` is no integer and `"3"` is no number. Integers have 64 bits, numbers are finite, and a field whose name
+ends in `unix` is a time of the calendar: what nobody writes nobody has to survive. Supported: bool int float str,
+`X | None`, tuples, `dict[str, X]`, StrEnums, nested dataclasses (one with a `from_json` classmethod decodes itself) and
+`Any`.
 """
 
 import dataclasses
 import json
+import math
 import types
 from collections.abc import Hashable
 from enum import StrEnum
@@ -17,6 +20,10 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 R = TypeVar("R")
 
 _MISSING: Any = dataclasses.MISSING
+
+MAX_INT = 2**63 - 1
+# The last second that a calendar of four-digit years can name: nothing happens later, and no page can print it.
+LAST_UNIX = 253_402_300_799.0
 
 
 @cache
@@ -30,12 +37,15 @@ def decode(cls: type[R], data: object, *, where: str = "record") -> R:
     if by_hand is not None:
         return by_hand(data)  # type: ignore[no-any-return]
     if not isinstance(data, dict):
-        raise ValueError(f"{where}: expected an object, found {_show(data)}")
+        raise ValueError(f"{where}: expected an object, found {show(data)}")
     hints = _hints(cls)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if field.name in data:
-            values[field.name] = _convert(hints[field.name], data[field.name], f"{where}.{field.name}")
+            value = _convert(hints[field.name], data[field.name], f"{where}.{field.name}")
+            if field.name.endswith("unix") and value is not None and not 0 <= value <= LAST_UNIX:
+                raise ValueError(f"{where}.{field.name}: {value} is no time")
+            values[field.name] = value
         elif field.default is _MISSING and field.default_factory is _MISSING:
             raise ValueError(f"{where}.{field.name}: missing")
     return cls(**values)
@@ -70,7 +80,7 @@ def _convert(hint: Any, value: object, where: str) -> Any:
         return _convert_tuple(args, value, where)
     if origin is dict:
         if not isinstance(value, dict):
-            raise ValueError(f"{where}: expected an object, found {_show(value)}")
+            raise ValueError(f"{where}: expected an object, found {show(value)}")
         return {str(key): _convert(args[1], item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return _convert_enum(hint, value, where)
@@ -81,7 +91,7 @@ def _convert(hint: Any, value: object, where: str) -> Any:
 
 def _convert_tuple(args: tuple[Any, ...], value: object, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise ValueError(f"{where}: expected a list, found {_show(value)}")
+        raise ValueError(f"{where}: expected a list, found {show(value)}")
     if len(args) == 2 and args[1] is Ellipsis:
         return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if len(value) != len(args):
@@ -93,17 +103,22 @@ def _convert_enum(hint: type[StrEnum], value: object, where: str) -> StrEnum:
     try:
         return hint(value)  # type: ignore[arg-type]
     except ValueError:
-        raise ValueError(f"{where}: expected one of {', '.join(hint)}, found {_show(value)}") from None
+        raise ValueError(f"{where}: expected one of {', '.join(hint)}, found {show(value)}") from None
 
 
 def _convert_scalar(hint: Any, value: object, where: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not hint:
-        raise ValueError(f"{where}: expected {hint.__name__}, found {_show(value)}")
-    return value
+    if type(value) is not hint and not (hint is float and type(value) is int):
+        raise ValueError(f"{where}: expected {hint.__name__}, found {show(value)}")
+    if type(value) is int and abs(value) > MAX_INT:
+        raise ValueError(f"{where}: expected 64 bits, found {show(value)}")
+    if type(value) is float and not math.isfinite(value):
+        raise ValueError(f"{where}: expected a finite number, found {value}")
+    return float(value) if hint is float else value  # type: ignore[arg-type]
 
 
-def _show(value: object) -> str:
-    text = repr(value)
+def show(value: object) -> str:
+    """A value as error texts quote it: in one line of at most 60 characters."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_INT:
+        return f"an integer of {value.bit_length()} bits"
+    text = ascii(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -9,7 +9,7 @@ of checkpoints, so that two writers never share a name. Without a cycle file a l
 import re
 from dataclasses import dataclass
 
-_TEXT = re.compile(r"a(\d{4,})g(\d{2,})c(\d{4,})", re.ASCII)
+_TEXT = re.compile(r"a(\d{4,9})g(\d{2,9})c(\d{4,9})", re.ASCII)
 _FIELDS = ("attempt", "generation", "cycle")
 
 

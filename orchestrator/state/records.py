@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from orchestrator.state import facts
 from orchestrator.state.codec import decode
 from orchestrator.state.epochs import Epoch as Epoch
 
@@ -366,17 +367,15 @@ def parse_request(text: str | None) -> Request | Unreadable:
     return parse(Request, text)
 
 
-# The last second that a calendar of four-digit years can name: no event happens later, and no page can print it.
-_LAST_UNIX = 253_402_300_799.0
-
-
 def parse_event(text: str | None) -> Event | Unreadable:
-    """A ledger line; one whose time is outside the calendar, or whose text no file can hold, is unreadable."""
+    """A ledger line; one whose data does not fit its kind (facts.py), or whose text no file can hold, is unreadable."""
     event = parse(Event, text)
     if isinstance(event, Unreadable):
         return event
-    if not 0 <= event.unix <= _LAST_UNIX:
-        return Unreadable(why=f"unix is {event.unix}, which is no time")
+    epoch = event.epoch
+    why = facts.defect(event.kind, (epoch.attempt, epoch.generation, epoch.cycle), event.seq, event.data)
+    if why is not None:
+        return Unreadable(why=why)
     try:
         (event.writer + event.kind).encode()
         json.dumps(event.data, ensure_ascii=False).encode()

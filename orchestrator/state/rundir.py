@@ -19,9 +19,9 @@ from orchestrator.errors import PawlError
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.fsio import fsync_dir
 
-_CHECKPOINT = re.compile(r"step-(\d{9,})\.(a\d{4,}g\d{2,}c\d{4,})", re.ASCII)
-_NUMBER = re.compile(r"\d{4,}", re.ASCII)
-_RANK = re.compile(r"rank-(\d{5,})\.json", re.ASCII)
+_CHECKPOINT = re.compile(r"step-(\d{9,15})\.(a\d{4,9}g\d{2,9}c\d{4,9})", re.ASCII)
+_NUMBER = re.compile(r"\d{4,9}", re.ASCII)
+_RANK = re.compile(r"rank-(\d{5,9})\.json", re.ASCII)
 _REQUEST = re.compile(r"(drain|save-now|cancel)-([0-9A-Za-z]{8,64})", re.ASCII)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
