@@ -1,27 +1,25 @@
-"""Two things ranks do together outside a step: agree on what rank 0 sees, and part without tearing each other down."""
+"""Two things ranks do together outside a step: believe what rank 0 sees, and part without tearing each other down."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from typing import Any
 
-import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from trainer import comm
+from trainer.checkpoint.together import together
 from trainer.mesh.context import ParallelContext
 
 FAREWELL_S = 10.0
 
 
-def agree(context: ParallelContext, values: Sequence[int]) -> tuple[int, ...]:
-    """The integers of rank 0, on every rank. Comm: 1 all-reduce (world).
+def agree(context: ParallelContext, look: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """The small JSON object that rank 0 gets from `look`, on every rank. Comm: 1 all-gather of a kilobyte (world).
 
     A shared file system may show each node something else for a while, so only one rank looks and the others are told.
+    If the look fails, every rank raises: one that failed alone would leave the others waiting.
     """
-    lowest = torch.iinfo(torch.int64).min
-    own = list(values) if context.rank == 0 else [lowest] * len(values)
-    told = comm.all_reduce_max(torch.tensor(own, dtype=torch.int64, device=context.device), context.world)
-    return tuple(int(value) for value in told.tolist())
+    return together(context, look if context.rank == 0 else dict)[0]
 
 
 def wait_for_peers(prefix: str, world_size: int, *, env: Mapping[str, str] = os.environ) -> bool:

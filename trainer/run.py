@@ -18,12 +18,12 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from trainer.alone import choose_and_clear
 from trainer.beat import BeatWriter, Phase, open_beats
 from trainer.checkpoint.load import load_checkpoint
-from trainer.checkpoint.naming import CheckpointName, parse_name
-from trainer.checkpoint.save import SaveResult, save_checkpoint
+from trainer.checkpoint.save import SaveResult, save_checkpoint, tokenizer_record
 from trainer.checkpoint.state import RunState
 from trainer.config import Config, load_config
 from trainer.config.tree import without_secrets
@@ -66,6 +66,7 @@ class TrainerProcess:
         self.config_text = ""
         self.beats: BeatWriter | None = None
         self.checkpoint: str | None = None
+        self.tokenizer: dict[str, Any] | None = None
         self.guard: AgentGuard | None = None
         self.reported = False
 
@@ -94,6 +95,7 @@ class TrainerProcess:
         prefix = self.launch.store_prefix(self.epoch)
         init_process_group(topology, prefix=prefix, timeout_s=COLLECTIVE_TIMEOUT_S)
         context = ParallelContext(topology)
+        agree(context, lambda: self.note_tokenizer(config))
         loader = Loader(config, topology, context.rank)
         engine = Engine(config, context)
         state = self.restore(engine, context)
@@ -145,6 +147,19 @@ class TrainerProcess:
         logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s")
         return config, self.beats, drain
 
+    def note_tokenizer(self, config: Config) -> dict[str, Any]:
+        """Read the tokenizer's digest once, for the manifests of all checkpoints. Raises ConfigError."""
+        if config.tokenizer is not None:
+            name = config.tokenizer.tokenizer_name_or_path
+            try:
+                self.tokenizer = tokenizer_record(name)
+            except OSError as error:
+                raise ConfigError(
+                    f"tokenizer.tokenizer_name_or_path: {name} cannot be read ({error}). Checkpoints name their "
+                    "tokenizer by its digest; make the file readable, or remove the section."
+                ) from error
+        return {}
+
     def restore(self, engine: Engine, context: ParallelContext) -> RunState:
         """The state to go on from, weights and moments loaded. Raises CheckpointInvalid naming the bad file.
 
@@ -167,15 +182,16 @@ class TrainerProcess:
         return self.with_windows(state)
 
     def newest(self, context: ParallelContext) -> str | None:
-        """The newest checkpoint that verifies, as rank 0 sees it; None when there is none. Comm: 1 all-reduce."""
-        name = None
-        if context.rank == 0:
+        """The newest checkpoint that verifies, as rank 0 sees it; None when there is none. Comm: 1 all-gather."""
+
+        def look() -> dict[str, Any]:
             name, passed_over = choose_and_clear(self.launch.checkpoints_dir)
             for reason in passed_over:
                 say(context, f"not used: {reason}")
-        parsed = None if name is None else parse_name(name)
-        step, *epoch = agree(context, (-1, 0, 0, 0) if parsed is None else (parsed.step, *parsed.epoch))
-        return None if step < 0 else str(CheckpointName(step, (epoch[0], epoch[1], epoch[2])))
+            return {"name": name}
+
+        name: str | None = agree(context, look)["name"]
+        return name
 
     def with_windows(self, state: RunState) -> RunState:
         """The state with the skip windows of the checkpoint and of this cycle."""
@@ -212,7 +228,7 @@ class TrainerProcess:
             epoch=self.epoch.text,
             run=config.general.run,
             config_text=self.config_text,
-            tokenizer=None if config.tokenizer is None else config.tokenizer.tokenizer_name_or_path,
+            tokenizer=self.tokenizer,
             before_commit=before_commit,
         )
         self.checkpoint = saved.name
@@ -233,9 +249,8 @@ class TrainerProcess:
         return Ending(kind="done", exit_code=DONE, message=message, checkpoint=self.checkpoint)
 
     def validated(self, step: int, context: ParallelContext) -> bool:
-        """Whether a launch of this run has already validated after `step`, as rank 0 sees it. Comm: 1 all-reduce."""
-        done = context.rank == 0 and validated(self.launch.run_dir, step)
-        return bool(agree(context, (int(done),))[0])
+        """Whether a launch of this run has already validated after `step`, as rank 0 sees it. Comm: 1 all-gather."""
+        return bool(agree(context, lambda: {"done": validated(self.launch.run_dir, step)})["done"])
 
     def end_alone(self, why: str) -> None:
         """The agent is gone (called in the guard's thread): outcome, shared memory, exit code 90. Does not return."""

@@ -55,10 +55,19 @@ def votes(ranks: Ranks, topology: Topology, words: tuple[int, ...]) -> list[int]
     return [real.control_word, empty.control_word]
 
 
-def told(ranks: Ranks, topology: Topology) -> tuple[int, ...]:
-    """What `agree` says where every rank but the first sees larger numbers."""
+def told(ranks: Ranks, topology: Topology, error: type[Exception] | None) -> object:
+    """What `agree` says where every rank sees another name, or what each rank raises where rank 0 cannot look."""
     ctx = ParallelContext(topology, rank=ranks.rank, device=CPU, group_factory=ranks.group)
-    return agree(ctx, (-1 + 9 * ranks.rank, 5 + ranks.rank))
+
+    def look() -> dict[str, object]:
+        if error is not None:
+            raise error("the folder does not answer")
+        return {"name": f"seen by {ranks.rank}", "done": None}
+
+    try:
+        return agree(ctx, look)
+    except Exception as raised:
+        return type(raised).__name__, str(raised)
 
 
 def fp32_bits(

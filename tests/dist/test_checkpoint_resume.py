@@ -99,12 +99,12 @@ def test_every_rank_names_the_same_damaged_file(name: str, pool: Pool, tmp_path:
     assert set(answers) == {("CheckpointInvalid", str(bad))}
 
 
-def save_with_a_full_disk_on_rank_1(ranks: Ranks, case: Case, folder: str) -> tuple[str, str]:
+def save_with_an_error_on_rank_1(ranks: Ranks, case: Case, folder: str, error: Exception) -> tuple[str, str]:
     engine = make_engine(ranks, case)
     plain = save_module.write_tensors
 
     def full(path: Path, *args: object, **kwargs: object) -> object:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        raise error
 
     try:
         if ranks.rank == 1:
@@ -117,9 +117,23 @@ def save_with_a_full_disk_on_rank_1(ranks: Ranks, case: Case, folder: str) -> tu
     return "saved", ""
 
 
-def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_leaves_nothing_half_made(pool: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (RuntimeError("device-side assert"), "device-side assert"),
+        (MemoryError(), "MemoryError()"),
+    ],
+    ids=["disk", "device", "memory"],
+)
+def test_an_error_of_one_rank_fails_the_save_on_all_and_leaves_nothing_half_made(
+    error: Exception, says: str, pool: Pool, tmp_path: Path
+) -> None:
     case = Case(dp=2)
-    answers = pool.run(case.topology, save_with_a_full_disk_on_rank_1, case, str(tmp_path))
+    answers = pool.run(case.topology, save_with_an_error_on_rank_1, case, str(tmp_path), error)
     assert {kind for kind, _ in answers} == {SaveFailed.__name__}
-    assert all("No space left on device" in text and "Earlier checkpoints are untouched" in text for _, text in answers)
+    assert all(
+        (says in text or rank == 1) and "Earlier checkpoints are untouched" in text
+        for rank, (_, text) in enumerate(answers)
+    )
     assert list(tmp_path.iterdir()) == [] and choose_newest(tmp_path).path is None

@@ -27,7 +27,16 @@ def test_ranks_agree_on_the_largest_control_word(pool: Pool, words: tuple[int, .
 
 def test_ranks_that_see_something_else_on_disk_believe_rank_0(pool: Pool) -> None:
     topology = Topology(dp=2, pp=2)
-    assert pool.run(topology, told, topology) == [(-1, 5)] * 4
+    assert pool.run(topology, told, topology, None) == [{"name": "seen by 0", "done": None}] * 4
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, MemoryError])
+def test_a_look_that_fails_on_rank_0_fails_on_all(pool: Pool, error: type[Exception]) -> None:
+    """Whatever the error: a rank that raised alone would leave the others in their collective."""
+    topology = Topology(dp=2, pp=2)
+    first, *others = pool.run(topology, told, topology, error)
+    assert first == (error.__name__, "the folder does not answer")
+    assert others == [("SaveFailed", "Rank 0 reports: the folder does not answer")] * 3
 
 
 @pytest.mark.parametrize("tied", [True, False])

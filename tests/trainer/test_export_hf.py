@@ -19,7 +19,7 @@ from safetensors import safe_open
 from transformers import LlamaConfig
 
 from trainer.checkpoint.naming import CheckpointName, partial_name
-from trainer.checkpoint.save import begin, commit, model_record, save_checkpoint, write_rank
+from trainer.checkpoint.save import begin, commit, model_record, save_checkpoint, tokenizer_record, write_rank
 from trainer.checkpoint.state import RunState
 from trainer.cli import main
 from trainer.config.model import (
@@ -93,7 +93,7 @@ def save_random(folder: Path, *, tied=True, dtype="float32", tokenizer=None, **m
         epoch="a0001g01c0001",
         run="export",
         config_text="general: {}\n",
-        tokenizer=tokenizer,
+        tokenizer=tokenizer_record(tokenizer),
     )
     ids = torch.arange(32).reshape(1, 2, 16) * 7 % VOCAB
     batch = StepBatch(

@@ -12,6 +12,7 @@ from record_factory import CYCLE
 
 from trainer import run as run_module
 from trainer.beat import CONTROL, CONTROL_AT, HEADER, HEADER_BYTES, MAGIC, RANK_STRIDE, VERSION, Word
+from trainer.data.tokenizer import tokenizer_sha256
 from trainer.launch import read_launch
 from trainer.run import TrainerProcess
 
@@ -148,6 +149,49 @@ def test_a_checkpoint_records_the_config_the_run_was_started_with(
     assert trainer.run() == 0
     kept = [path.read_text() for path in (run_dir / "checkpoints").glob("*/config.yaml")]
     assert kept == [started_with] * 2
+
+
+def with_tokenizer(config: Path) -> Path:
+    """A tokenizer.json beside the config, and the section that names it."""
+    folder = config.parent / "tok"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+    config.write_text(config.read_text() + f"tokenizer: {{tokenizer_name_or_path: {folder}}}\n")
+    return folder / "tokenizer.json"
+
+
+def test_the_tokenizer_is_read_once_and_every_checkpoint_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that fails at a save, on one node, must not be asked: the save would fail there alone."""
+    config, run_dir = tiny_run.make(tmp_path), tmp_path / "run"
+    file, trainer = with_tokenizer(config), process(config, run_dir)
+    digest, restore = tokenizer_sha256(file), trainer.restore
+
+    def gone_meanwhile(*args: Any) -> Any:
+        file.unlink()
+        return restore(*args)
+
+    monkeypatch.setattr(trainer, "restore", gone_meanwhile)
+    assert trainer.run() == 0
+    manifests = [json.loads(path.read_text()) for path in (run_dir / "checkpoints").glob("*/manifest.json")]
+    assert [manifest["tokenizer"] for manifest in manifests] == [{"path": str(file.parent), "sha256": digest}] * 2
+
+
+def test_a_tokenizer_that_cannot_be_read_is_a_config_error_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_run.make(tmp_path)
+    with_tokenizer(config)
+
+    def unreadable(file: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr("trainer.checkpoint.save.tokenizer_sha256", unreadable)
+    trainer = process(config, tmp_path / "run")
+    assert trainer.run() == 78
+    said = outcome(trainer)["message"]
+    assert "tokenizer.tokenizer_name_or_path" in said and "Permission denied" in said
 
 
 def test_save_now_saves_at_the_next_border_and_trains_on(tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ from trainer.checkpoint.tensorfile import write_tensors
 from trainer.checkpoint.together import SaveFailed, together
 from trainer.data.format import file_xxh3
 from trainer.data.tokenizer import TOKENIZER_JSON, tokenizer_sha256
-from trainer.errors import TrainerError
 from trainer.fsio import fsync_directory, write_atomic
 from trainer.mup import attention_scale, output_multiplier
 from trainer.optim.layout import STATES
@@ -81,14 +80,14 @@ def save_checkpoint(
     epoch: str,
     run: str,
     config_text: str,
-    tokenizer: str | None,
+    tokenizer: Mapping[str, Any] | None,
     before_commit: Callable[[], None] | None = None,
 ) -> SaveResult:
     """Commit a checkpoint of `state` under `checkpoints_dir`. Comm: 3 all-gathers of a kilobyte (world).
 
-    tokenizer: path of the tokenizer's folder, for the export. before_commit: called on rank 0 when all is written and
-    verified, just before the rename: what it records is on disk whenever the checkpoint is. Raises SaveFailed on every
-    rank if any rank fails, or if a checkpoint or a leftover of this name exists.
+    tokenizer: its record, made once when the run starts (`tokenizer_record`). before_commit: called on rank 0 when all
+    is written and verified, just before the rename: what it records is on disk whenever the checkpoint is. Raises
+    SaveFailed on every rank if any rank fails, or if a checkpoint or a leftover of this name exists.
     """
     began = time.monotonic()
     name = CheckpointName(state.step, parse_epoch(epoch))
@@ -100,7 +99,7 @@ def save_checkpoint(
         state=state,
         config_text=config_text,
         model_config=model_record(engine.config),
-        tokenizer=tokenizer_record(tokenizer),
+        tokenizer=tokenizer,
     )
     together(engine.ctx, lambda: begin(final, partial) if leads else {})
     try:
@@ -108,7 +107,7 @@ def save_checkpoint(
         committed = together(
             engine.ctx, lambda: commit(partial, final, shards, facts, files, before_commit) if leads else {}
         )
-    except (OSError, TrainerError) as error:
+    except Exception as error:
         if leads:
             shutil.rmtree(partial, ignore_errors=True)
         raise _failed(final, error) from error
@@ -219,7 +218,7 @@ def model_record(config: "Config") -> dict[str, Any]:
 
 
 def tokenizer_record(path: str | None) -> dict[str, Any] | None:
-    """{path, sha256} of a tokenizer; sha256 is None where its tokenizer.json is not on this machine."""
+    """{path, sha256} of a tokenizer; sha256 is None where its tokenizer.json is not on this machine. Raises OSError."""
     if path is None:
         return None
     file = Path(path) / TOKENIZER_JSON if Path(path).is_dir() else Path(path)

@@ -26,16 +26,20 @@ class SaveFailed(TrainerError):
 def together(ctx: ParallelContext, act: Callable[[], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Run `act` on every rank and return the small JSON objects of all, in rank order. Comm: 1 all-gather (world).
 
-    If it fails anywhere, every rank raises: the failing one its own error, the others the first rank's, as
-    CheckpointInvalid with the same `bad_file` or as SaveFailed. Also a barrier: nobody returns before all have acted.
+    If it fails anywhere, whatever the error, every rank raises: the failing one its own error, the others the first
+    rank's, as CheckpointInvalid with the same `bad_file` or as SaveFailed. Also a barrier: nobody returns before all
+    have acted.
     """
-    error: OSError | TrainerError | None = None
+    error: Exception | None = None
     try:
         answer = dict(act())
-    except (OSError, TrainerError) as caught:
+    except Exception as caught:  # told to all and raised again below
         error = caught
         bad_file = caught.bad_file if isinstance(caught, CheckpointInvalid) else None
-        answer = {"error": str(caught)[:SHOWN_CHARACTERS], "bad_file": None if bad_file is None else str(bad_file)}
+        answer = {
+            "error": (str(caught) or repr(caught))[:SHOWN_CHARACTERS],
+            "bad_file": None if bad_file is None else str(bad_file),
+        }
         if len(json.dumps(answer)) > MESSAGE_BYTES:
             answer = {"error": "see the log of that rank", "bad_file": None}
     answers = _gather(ctx, answer)
