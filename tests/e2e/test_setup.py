@@ -4,6 +4,7 @@ The stand-in for python writes down each call and behaves as the files in its fo
 """
 
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -67,6 +68,7 @@ class World:
         return subprocess.run(
             ["bash", "ops/setup.sh"], cwd=self.root, env={"PATH": str(self.bin)}, capture_output=True, text=True,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # where a background job ignores it
         )  # fmt: skip
 
     def calls(self, program: str) -> list[str]:
