@@ -8,7 +8,6 @@ stop      evidence, then SIGKILL everything of this node by nonce until nothing 
 
 import os
 import re
-import stat
 import subprocess
 import time
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from orchestrator.decide.observation import VerdictKind
 from orchestrator.decide.policy import Policy
 from orchestrator.errors import PawlError
 from orchestrator.state.codec import dumps
+from orchestrator.state.fsio import read_own
 from orchestrator.state.records import Cycle, Unreadable, parse_cycle
 from orchestrator.state.rundir import RunPaths, safe_name
 
@@ -62,19 +62,11 @@ class Prepared:
 def read_trusted(path: Path) -> str:
     """The text of a file that only this user could have written (DESIGN §3, channel). Raises CycleRefused."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise CycleRefused(f"{path} cannot be read: {error.strerror}.") from error
-    with os.fdopen(fd, encoding="utf-8") as file:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise CycleRefused(f"{path} is no regular file; an agent runs nothing from it.")
-        if info.st_uid != os.geteuid() or info.st_mode & 0o022:
-            raise CycleRefused(
-                f"{path} belongs to uid {info.st_uid} with mode {stat.S_IMODE(info.st_mode):o}; an agent of uid "
-                f"{os.geteuid()} runs only its own files that nobody else may write."
-            )
-        return file.read()
+        return read_own(path)
+    except FileNotFoundError as error:
+        raise CycleRefused(f"{path} cannot be read: there is no such file.") from error
+    except PawlError as error:
+        raise CycleRefused(str(error)) from error
 
 
 def check_node(context: NodeContext, ranks_per_node: int) -> tuple[str | None, str | None]:

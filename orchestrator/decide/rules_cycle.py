@@ -267,12 +267,17 @@ def _waiting_for_agents(c: CycleContext) -> Decision | None:
     lacking = f"{len(usable)} of {c.seen.num_nodes} nodes are ready"
     if awaited:
         lacking = f"{lacking}, {', '.join(awaited)} may still come and no spare takes that place yet"
-    if awaited or c.seen.stage_s <= c.policy.start_limit_s:
+    if (awaited or c.seen.stage_s <= c.policy.start_limit_s) and len(_possible(c)) >= c.seen.num_nodes:
         return _decide(Action.WAIT, lacking, recheck_after_s=min(0.2, c.policy.beat_interval_s))
     defects = "; ".join(f"{node.name}: {node.defect}" for node in c.seen.nodes if node.defect)
     reason = f"{lacking} after {c.seen.stage_s:.0f} s{'; ' + defects if defects else ''}"
     unusable = tuple(node.name for node in c.seen.nodes if node.name not in usable)
     return _decide(Action.END, reason, level=Level.L4, outcome="continue", exclude=unusable)
+
+
+def _possible(c: CycleContext) -> tuple[str, ...]:
+    """Nodes that are neither excluded nor lost for certain: with fewer than a cycle needs, nothing is worth waiting."""
+    return tuple(node.name for node in c.seen.nodes if node.name not in c.seen.excluded and node.lost is None)
 
 
 def _start(c: CycleContext) -> Decision | None:

@@ -23,7 +23,9 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and abs(value) <= _MAX_NUMBER  # type: ignore[operator] # NaN compares false
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= _MAX_NUMBER  # false for NaN
 
 
 def _is_texts(value: object) -> bool:

@@ -9,6 +9,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from orchestrator.errors import PawlError
+
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 
 
@@ -68,6 +70,45 @@ def read_text(path: Path, *, limit: int = MAX_RECORD_BYTES) -> str | None:
         return None
     finally:
         os.close(fd)
+
+
+def read_own(path: Path, *, private: bool = False, limit: int = MAX_RECORD_BYTES) -> str:
+    """The text of a plain file that nobody else could have written (`private`: nor read), links not followed.
+
+    Raises FileNotFoundError, and PawlError naming the file and what is wrong with it for everything else.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise PawlError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    try:
+        _check_own(path, os.fstat(fd), private=private)
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise PawlError(f"{path} cannot be read: {error.strerror}.") from error
+    finally:
+        os.close(fd)
+    if len(data) > limit:
+        raise PawlError(f"{path} has more than {limit} bytes, which no such file has.")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise PawlError(f"{path} is damaged: its byte {error.start} is no UTF-8 text. Restore the file.") from error
+
+
+def _check_own(path: Path, info: os.stat_result, *, private: bool) -> None:
+    mode = stat.S_IMODE(info.st_mode)
+    if not stat.S_ISREG(info.st_mode):
+        raise PawlError(f"{path} is no regular file; pawl uses nothing from it.")
+    if info.st_uid != os.geteuid() or mode & (0o077 if private else 0o022):
+        wanted, fix = ("mode 0600", "600") if private else ("files that nobody else may write", "go-w")
+        raise PawlError(
+            f"{path} belongs to uid {info.st_uid} with mode {mode:o}; pawl of uid {os.geteuid()} uses only its own "
+            f"files here, {wanted}. If its content is yours: chmod {fix} {path}"
+        )
 
 
 def list_names(path: Path) -> tuple[str, ...] | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from orchestrator.config.secret_names import is_secret
 from orchestrator.errors import PawlError
+from orchestrator.state.fsio import read_own
 from orchestrator.submit.plan import SECRETS_FILE
 from orchestrator.submit.quoting import check_variable, shell_quote
 
@@ -50,15 +51,9 @@ def read_secrets(run_dir: Path) -> dict[str, str]:
     """
     path = run_dir / SECRETS_FILE
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return dict(word.split("=", 1) for word in shlex.split(read_own(path, private=True)))
     except FileNotFoundError:
         return {}
-    with os.fdopen(descriptor, encoding="utf-8") as file:
-        info = os.fstat(descriptor)
-        if info.st_uid != os.geteuid() or info.st_mode & 0o077:
-            raise PawlError(
-                f"{path} must be yours alone (mode 0600), found uid {info.st_uid} and mode {info.st_mode & 0o777:o}. "
-                f"If its content is yours: chmod 600 {path}"
-            )
-        words = shlex.split(file.read())
-    return dict(word.split("=", 1) for word in words)
+    except ValueError as error:
+        # The error quotes nothing of the file: its lines are secrets.
+        raise PawlError(f"{path} is damaged: it holds something else than NAME=value lines. Restore it.") from error

@@ -215,7 +215,10 @@ class Actor:
             self.record("decision", decision.ledger_data())
             return None
         detected_at, detected_unix = time.monotonic(), time.time()
-        found = end_cycle(self._nodes, self._hub, self._edge, evidence=evidence, pump=self._pump)
+        found = end_cycle(
+            self._nodes, self._hub, self._edge, evidence=evidence, pump=self._pump,
+            silence_limit_s=self._policy.silence_limit_s,
+        )  # fmt: skip
         reached = self._reached()
         if decision.fault is not None:
             self._incident(decision, found, detected_at=detected_at, detected_unix=detected_unix, reached=reached)

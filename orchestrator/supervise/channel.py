@@ -17,12 +17,12 @@ import os
 import secrets
 import selectors
 import socket
-import stat
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import PawlError
+from orchestrator.state.fsio import read_own
 
 MAX_LINE_BYTES = 64 * 1024
 _SALT_BYTES = 16
@@ -56,17 +56,11 @@ def create_key(path: Path) -> bytes:
 
 
 def read_key(path: Path) -> bytes:
-    """The key. Raises ChannelError when others could have read or written it."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    with os.fdopen(fd) as file:
-        info = os.fstat(file.fileno())
-        if info.st_uid != os.getuid() or info.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ChannelError(
-                f"{path} must belong to uid {os.getuid()} with mode 0600; the channel cannot be trusted."
-            )
-        text = file.read()
+    """The key. Raises FileNotFoundError, and ChannelError when others could have read or written it or it is none."""
     try:
-        return bytes.fromhex(text)
+        return bytes.fromhex(read_own(path, private=True))
+    except PawlError as error:
+        raise ChannelError(f"{error} The channel cannot be trusted.") from error
     except ValueError:
         raise ChannelError(f"{path} holds no key: expected hexadecimal digits.") from None
 

@@ -107,24 +107,22 @@ def answer_hello(nodes: Nodes, hub: Hub, node: str, hello: Hello, *, running: bo
 
 
 def end_cycle(
-    nodes: Nodes, hub: Hub, edge: Edge, *, evidence: bool, pump: Callable[[float], None], limit_s: float = STOP_LIMIT_S
+    nodes: Nodes, hub: Hub, edge: Edge, *, evidence: bool, pump: Callable[[float], None], silence_limit_s: float
 ) -> Teardown:
     """Stop the cycle on all its nodes. `pump(seconds)` waits that long for messages and takes them in.
 
-    Every node dumps its stacks before it kills, all at once; nodes that cannot answer do not hold up the others.
+    Every node dumps its stacks before it kills, all at once. Nodes that cannot answer do not hold up
+    the others: a lost agent, and one that is silent for `silence_limit_s` (it beats while it stops its ranks).
     """
     started = time.monotonic()
     waiting = {view.name for view in nodes.training}
     if nodes.epoch is not None:
         for name in waiting:
             hub.send(name, Stop(cycle=nodes.epoch.cycle, evidence=evidence))
-    while waiting and time.monotonic() - started < limit_s:
+    while waiting and time.monotonic() - started < STOP_LIMIT_S:
         pump(0.05)
-        waiting = {
-            view.name
-            for view in nodes.training
-            if view.answered is None and hub.connected(view.name) and edge.agent_dead(view.name) is None
-        }
+        waiting = {view.name for view in nodes.training if view.answered is None}
+        waiting = {name for name in waiting if _can_answer(name, hub, edge, silence_limit_s)}
     answers = [view.answered for view in nodes.training if view.answered is not None]
     unanswered = tuple(view.name for view in nodes.training if view.answered is None)
     left: list[int | None] = [answer.remaining for answer in answers]
@@ -135,3 +133,9 @@ def end_cycle(
         evidence=tuple(path for answer in answers for path in answer.evidence),
         unanswered=unanswered,
     )
+
+
+def _can_answer(name: str, hub: Hub, edge: Edge, silence_limit_s: float) -> bool:
+    silence_s = hub.silence_s(name)
+    heard = silence_s is not None and silence_s <= silence_limit_s
+    return heard and hub.connected(name) and edge.agent_dead(name) is None

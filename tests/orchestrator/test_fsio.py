@@ -1,5 +1,6 @@
 """Files are whole or absent, a claim has one winner, and nothing odd in a file's place blocks or breaks a reader."""
 
+import errno
 import os
 import stat
 import threading
@@ -7,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.agent.cycle import read_trusted
+from orchestrator.errors import PawlError
 from orchestrator.state import fsio
+from orchestrator.submit.plan import SECRETS_FILE
+from orchestrator.submit.secrets_file import read_secrets
+from orchestrator.supervise import channel
 
 
 def test_a_write_replaces_whole_with_the_asked_mode(tmp_path: Path) -> None:
@@ -92,3 +98,76 @@ def test_an_append_closes_the_torn_line_of_a_crash(tmp_path: Path) -> None:
     path.write_text("one\ntw")
     fsio.append_line(path, "three")
     assert path.read_text() == "one\ntw\nthree\n"
+
+
+def damage(path: Path, how: str) -> None:
+    """Put something else in the place of a file that only its owner may touch."""
+    match how:
+        case "not UTF-8":
+            path.write_bytes(b'{"a": "\xff\xfe"}')
+        case "folder":
+            path.mkdir()
+        case "fifo":
+            os.mkfifo(path, 0o600)
+        case "link":
+            path.symlink_to("/etc/hostname")
+        case "loop":
+            path.symlink_to(path.name)
+        case "others may write":
+            path.write_text("{}")
+            path.chmod(0o666)
+            return
+    if not path.is_symlink() and not path.is_dir():
+        path.chmod(0o600)
+
+
+READERS = {
+    "record": lambda path: read_trusted(path),
+    "key": lambda path: channel.read_key(path),
+    "secrets": lambda path: read_secrets(path.parent.parent),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("how", ["not UTF-8", "folder", "fifo", "link", "loop", "others may write"])
+def test_anything_odd_in_the_place_of_an_own_file_is_one_error_that_names_it(tmp_path, reader, how) -> None:
+    path = tmp_path / SECRETS_FILE
+    path.parent.mkdir()
+    damage(path, how)
+    with pytest.raises(PawlError) as refused:
+        READERS[reader](path)
+    assert str(refused.value).startswith(f"{path} ") and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_disk_that_fails_while_it_is_read_names_the_file(tmp_path, reader, monkeypatch) -> None:
+    path = tmp_path / SECRETS_FILE
+    path.parent.mkdir()
+    path.write_text("A=1\n")
+    path.chmod(0o600)
+
+    def fails(*_args, **_more):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdopen", fails)
+    with pytest.raises(PawlError, match=rf"{path} cannot be read: Input/output error"):
+        READERS[reader](path)
+
+
+@pytest.mark.parametrize("text", ["A='1\n", "A\n", "'A'\n"])
+def test_a_damaged_secrets_file_is_named_and_not_quoted(tmp_path, text) -> None:
+    path = tmp_path / SECRETS_FILE
+    path.parent.mkdir()
+    path.write_text(f"TOKEN=hunter2\n{text}")
+    path.chmod(0o600)
+    with pytest.raises(PawlError, match="is damaged") as refused:
+        read_secrets(tmp_path)
+    assert str(path) in str(refused.value) and "hunter2" not in str(refused.value)
+
+
+def test_a_file_over_the_limit_is_refused(tmp_path) -> None:
+    (tmp_path / "x").write_text("x" * 11)
+    (tmp_path / "x").chmod(0o600)
+    assert fsio.read_own(tmp_path / "x", limit=11) == "x" * 11
+    with pytest.raises(PawlError, match="more than 10 bytes"):
+        fsio.read_own(tmp_path / "x", limit=10)

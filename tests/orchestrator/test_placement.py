@@ -1,7 +1,5 @@
 """Which nodes train: the planned ones wherever they can, whoever reports first; spares for the missing and the bad."""
 
-from dataclasses import replace
-
 import orch_worlds as w
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,7 +67,6 @@ def test_a_node_that_never_comes_is_replaced_after_the_wait_and_a_bad_one_at_onc
         nodes = (arriving("node0", 0, 0), arriving("node1", 0, 0, **defect), arriving("node2", 0, 0))
         seen = w.cycle(*nodes, stage=Stage.IDLE, stage_s=0.5)
         assert decide_cycle(seen, History(), POLICY).nodes == ("node0", "node2")
-        assert decide_cycle(replace(seen, excluded=("node0",)), History(), POLICY).action is Action.WAIT
 
 
 def test_the_wait_is_part_of_the_start_limit_whatever_that_is() -> None:
@@ -110,3 +107,10 @@ def test_nodes_that_never_came_did_not_fall_silent_together() -> None:
     when, decision = first_start([0.0, 0.0, 0.0, None, None, None, None, None], num_nodes=8)
     assert (decision.rule, decision.action) == ("waiting-for-agents", Action.END)
     assert when == POLICY.start_limit_s + 5 and len(decision.exclude) == 5
+
+
+def test_with_too_few_nodes_that_could_ever_train_the_allocation_is_given_up_at_once() -> None:
+    seen = w.cycle(w.node(0), w.node(1), stage=Stage.IDLE, stage_s=0.1, excluded=("node1",))
+    decision = decide_cycle(seen, History(), POLICY)
+    assert (decision.rule, decision.action, decision.outcome) == ("waiting-for-agents", Action.END, "continue")
+    assert decision.exclude == ("node1",)

@@ -7,7 +7,19 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent import proc
-from orchestrator.agent.messages import Alive, Exited, Hello, RankReport, Refused, Report, Start, Stop, Verdict, to_wire
+from orchestrator.agent.messages import (
+    Alive,
+    Exited,
+    Hello,
+    RankReport,
+    Refused,
+    Report,
+    Start,
+    Stop,
+    Stopped,
+    Verdict,
+    to_wire,
+)
 from orchestrator.agent.plan import AttemptPlan
 from orchestrator.decide.observation import VerdictKind
 from orchestrator.errors import PawlError
@@ -18,7 +30,7 @@ from orchestrator.supervise import channel
 from orchestrator.supervise.edge import EdgeNode, LocalEdge, SlurmEdge, agent_argv, srun_argv
 from orchestrator.supervise.hub import Heard, Hub
 from orchestrator.supervise.nodes import Nodes
-from orchestrator.supervise.start import answer_hello, new_epoch, write_cycle
+from orchestrator.supervise.start import answer_hello, end_cycle, new_epoch, write_cycle
 from orchestrator.supervise.times import CycleTimes, Recovery
 
 KEY = b"s" * 32
@@ -272,3 +284,78 @@ def test_what_is_unknown_of_a_recovery_stays_unknown():
     )
     data = recovery.data(times, resumed_step=0)
     assert data["detection_s"] is None and data["lost_steps"] is None and data["start_s"] is None
+
+
+class Ears:
+    """A hub of which only the questions of `end_cycle` are asked."""
+
+    def __init__(self, silence_s, connected=("node0", "node2")):
+        self.silent, self.open, self.sent = silence_s, connected, []
+
+    def send(self, node, message):
+        self.sent.append((node, message))
+        return True
+
+    def silence_s(self, node):
+        return self.silent[node]
+
+    def connected(self, node):
+        return node in self.open
+
+
+class Hands:
+    def __init__(self, dead=()):
+        self.dead, self.cleaned = dead, []
+
+    def agent_dead(self, node):
+        return "its agent ended by signal 9" if node in self.dead else None
+
+    def clean(self, node):
+        self.cleaned.append(node)
+        return None
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "connected", "dead"),
+    [
+        ({"node0": 0.1, "node2": 3.1}, ("node0", "node2"), ()),
+        ({"node0": 0.1, "node2": None}, ("node0", "node2"), ()),
+        ({"node0": 0.1, "node2": 0.1}, ("node0",), ()),
+        ({"node0": 0.1, "node2": 0.1}, ("node0", "node2"), ("node2",)),
+    ],
+    ids=["silent", "never heard", "connection closed", "dead"],
+)
+def test_a_node_that_cannot_answer_holds_up_no_teardown(silence_s, connected, dead):
+    """A connected agent that beats no more (stopped, or its machine hangs) is as lost as a dead one."""
+    nodes, ears, hands, waits = nodes_with_cycle(), Ears(silence_s, connected), Hands(dead), []
+
+    def pump(seconds):
+        waits.append(seconds)
+        assert len(waits) < 5, "waits for a node that cannot answer"
+        if len(waits) == 2:
+            say(nodes, "node0", Stopped(cycle=2, seconds=0.1, killed=2, remaining=0))
+
+    found = end_cycle(nodes, ears, hands, evidence=True, pump=pump, silence_limit_s=3.0)
+    assert found.unanswered == ("node2",) and hands.cleaned == ["node2"] and found.orphans is None
+    assert {(node, message.cycle) for node, message in ears.sent} == {("node0", 2), ("node2", 2)}
+
+
+def test_an_agent_that_wakes_up_after_its_cycle_was_ended_without_it_is_told_to_stop():
+    """Its Stop waits in the connection; after a reconnection it is said again, and no newer cycle is offered to it."""
+    nodes, ears = nodes_with_cycle(), Ears({"node0": 0.1, "node1": 0.1, "node2": 9.0})
+    end_cycle(
+        nodes,
+        ears,
+        Hands(),
+        evidence=False,
+        pump=lambda _s: say(nodes, "node0", Stopped(cycle=2, seconds=0.0, killed=0, remaining=0)),
+        silence_limit_s=3.0,
+    )
+    assert ("node2", Stop(cycle=2, evidence=False)) in ears.sent
+    nodes.begin(Epoch(1, 1, 3), ("node0", "node1"))
+    ears.sent.clear()
+    answer_hello(nodes, ears, "node2", Hello(node="node2", pid=1, attempt=1, cycle=2), running=True)
+    assert ears.sent == [("node2", Stop(cycle=2, evidence=False))]
+    say(nodes, "node2", Report(cycle=2, running=True, ranks=(rank_report(3, step=99),)))
+    say(nodes, "node2", Exited(cycle=2, code=1))
+    assert nodes.step is None and nodes.views["node2"].torchrun_exit is None, "its late words are of another cycle"
