@@ -121,6 +121,38 @@ def test_what_cannot_be_trained_is_one_error(overrides: tuple[str, ...], words: 
     assert words in shown and overrides[-1].split("=")[0].split(".")[-2] in shown
 
 
+SIZES = [
+    *(f"parallelism.{key}" for key in ("dp", "pp", "tp", "cp", "expert_parallel_size")),
+    *(f"{M}{key}" for key in (
+        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "head_dim", "vocab_size", "max_position_embeddings",
+    )),
+    *(f"tokens.{key}" for key in (
+        "sequence_length", "train_steps", "micro_batch_size", "batch_accumulation_per_replica",
+    )),
+    "data.validation.num_samples",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", SIZES)
+@pytest.mark.parametrize("size", [10**13, 2**53])
+def test_a_size_of_the_right_type_that_nobody_means_is_refused_before_anything_counts_up_to_it(
+    key: str, size: int
+) -> None:
+    """A billion layers kept `check` busy for ever: one tensor after the other was listed."""
+    assert any(key in shown and "less than or equal to" in shown for shown in errors(f"{key}={size}"))
+
+
+def test_a_validation_pass_as_long_as_the_training_is_nothing_to_say() -> None:
+    loaded = load(TINY)
+    assert loaded.config is not None
+    trained = loaded.config.global_batch_size * loaded.config.tokens.train_steps
+    folder, size = "data.validation.dataset_folder=held-out", "data.validation.num_samples"
+    assert warnings(folder, f"{size}={trained}") == warnings(folder) == []
+    (shown,) = warnings(folder, f"{size}={trained + 1}")
+    assert f"{trained + 1:,} samples" in shown and f"{trained:,} samples in 20 steps" in shown
+
+
 @pytest.mark.parametrize(
     "name", ["a b", 'a"b', "it's", "$(touch x)", "`id`", "a;b", "a/b", "../x", ".x", "-x", "ä", "x" * 101, "a\\nb", ""]
 )
@@ -152,6 +184,10 @@ def test_placeholders_in_a_run_name_are_taken_out_and_said() -> None:
         (("optimizer.adam_beta1=0.8",), "optimizer_factory.adam_beta1"),
         (("data.dataset.dataset_weights=[0.5]",), "add up to 0.5"),
         (("data.validation.dataset_folder=data/tiny",), "trained on"),
+        (
+            ("data.validation.dataset_folder=held-out", "data.validation.num_samples=1000000"),
+            "a validation pass of 1,000,000 samples is longer than the training",
+        ),
     ],
 )
 def test_what_is_odd_is_one_warning(overrides: tuple[str, ...], words: str) -> None:

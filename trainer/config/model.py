@@ -19,6 +19,16 @@ Positive = Annotated[int, Field(ge=1, le=2**53)]
 Natural = Annotated[int, Field(ge=0, le=2**53)]
 Unit = Annotated[float, Field(ge=0, lt=1)]
 
+# Sizes that end far above anything trained and far below what would keep a check, or a rank, busy for ever: beyond
+# them a digit too many was typed.
+Degree = Annotated[int, Field(ge=1, le=2**17)]
+Depth = Annotated[int, Field(ge=1, le=2**13)]
+Width = Annotated[int, Field(ge=1, le=2**22)]
+Vocabulary = Annotated[int, Field(ge=1, le=2**26)]
+Length = Annotated[int, Field(ge=1, le=2**30)]
+Batch = Annotated[int, Field(ge=1, le=2**24)]
+Steps = Annotated[int, Field(ge=1, le=2**40)]
+
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -40,11 +50,11 @@ class General(Section):
 class Parallelism(Section):
     """Degrees of the mesh axes; world size is their product."""
 
-    dp: Positive
-    pp: Positive
-    tp: Positive
-    cp: Positive = 1
-    expert_parallel_size: Positive = 1
+    dp: Degree
+    pp: Degree
+    tp: Degree
+    cp: Degree = 1
+    expert_parallel_size: Degree = 1
     pp_engine: Literal["1f1b", "afab"] = "1f1b"
     tp_mode: Literal["ALL_REDUCE", "REDUCE_SCATTER"] = "ALL_REDUCE"
 
@@ -58,14 +68,14 @@ class ModelConfig(Section):
     """The architecture in Hugging Face's words. Missing: kv heads = heads (no grouping), head_dim = hidden / heads."""
 
     model_type: Literal["llama"] = "llama"
-    hidden_size: Positive
-    intermediate_size: Positive
-    num_hidden_layers: Positive
-    num_attention_heads: Positive
-    num_key_value_heads: Positive = Field(default_factory=lambda given: given.get("num_attention_heads", 1))
-    head_dim: Positive = Field(default_factory=lambda given: _even_head_dim(given))
-    vocab_size: Positive
-    max_position_embeddings: Positive = 2048
+    hidden_size: Width
+    intermediate_size: Width
+    num_hidden_layers: Depth
+    num_attention_heads: Width
+    num_key_value_heads: Width = Field(default_factory=lambda given: given.get("num_attention_heads", 1))
+    head_dim: Width = Field(default_factory=lambda given: _even_head_dim(given))
+    vocab_size: Vocabulary
+    max_position_embeddings: Length = 2048
     hidden_act: str = "silu"
     rms_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     rope_theta: Annotated[float, Field(gt=0)] = 10000.0
@@ -144,10 +154,10 @@ class Optimizer(Section):
 class Tokens(Section):
     """How much is trained per step, and how long."""
 
-    sequence_length: Positive
-    train_steps: Positive
-    micro_batch_size: Positive
-    batch_accumulation_per_replica: Positive
+    sequence_length: Length
+    train_steps: Steps
+    micro_batch_size: Batch
+    batch_accumulation_per_replica: Batch
 
 
 class Dataset(Section):
@@ -161,7 +171,7 @@ class Validation(Section):
     """A fixed held-out set: `num_samples` samples spread evenly over these folders."""
 
     dataset_folder: Annotated[list[str], Field(min_length=1)]
-    num_samples: Positive = 64
+    num_samples: Batch = 64
 
 
 class Data(Section):

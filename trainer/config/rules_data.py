@@ -72,6 +72,20 @@ def held_out_is_held_out(c: Any, given: Given) -> Iterator[Finding]:
             yield Finding(key=where, message=message, found=quoted(shared[0]), severity=Severity.WARNING)
 
 
+def validation_is_shorter_than_the_training(c: Any, given: Given) -> Iterator[Finding]:
+    """A pass over more samples than the whole run trains on is a slip in the number, or in the folder's purpose."""
+    trained = c.tokens.train_steps * c.global_batch_size
+    for key, data in sources(c):
+        if data.validation is not None and data.validation.num_samples > trained:
+            samples = data.validation.num_samples
+            message = (
+                f"a validation pass of {samples:,} samples is longer than the training, {trained:,} samples in "
+                f"{c.tokens.train_steps:,} steps (fewer, where the folders hold fewer)"
+            )
+            where = f"{key}.validation.num_samples"
+            yield Finding(key=where, message=message, found=str(samples), severity=Severity.WARNING)
+
+
 def tokenizer_for_the_export(c: Any, given: Given) -> Iterator[Finding]:
     if c.tokenizer is None:
         message = "no tokenizer: an export will hold the model alone, and whoever loads it must bring the tokenizer"
@@ -91,5 +105,6 @@ DATA_RULES: tuple[Rule, ...] = (
     stages_cover_the_run,
     weights,
     held_out_is_held_out,
+    validation_is_shorter_than_the_training,
     tokenizer_for_the_export,
 )
