@@ -1,6 +1,8 @@
 """`make bench` writes build/bench.json with the fields its readers take, and says which rows not to trust."""
 
+import gc
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,33 @@ def test_a_median_needs_five_pairs_that_alternate(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bench, "ours_step", lambda threads: lambda: order.append("ours"))
     monkeypatch.setattr(bench, "plain_step", lambda threads: lambda: order.append("plain"))
     assert bench.single_vs_plain(5).id == "single-vs-plain"
-    assert order[-10:] == ["ours", "plain"] * 5
+    assert order == ["ours", "plain"] * ((1 + 5) * bench.TURNS), "a warm-up as long as a pair, then five pairs"
+
+
+def test_a_side_of_a_pair_is_its_fastest_turn_and_the_spread_is_over_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm, hit = [1.0, 2.0] * bench.TURNS, [9.0, 2.0, 1.0, 8.0, 1.0, 2.0]  # another process took two turns
+    turns = iter([*calm, *hit, *calm, *calm, *[1.0, 3.0] * bench.TURNS])
+    monkeypatch.setattr(bench, "timed", lambda function: next(turns))
+    monkeypatch.setattr(bench, "ours_step", lambda threads: lambda: None)
+    monkeypatch.setattr(bench, "plain_step", lambda threads: lambda: None)
+    row = bench.single_vs_plain(5)
+    assert (row.ratio, row.spread) == (2.0, 0.5), "ratios 2 2 2 2 3"
+
+
+def test_short_commands_get_more_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [bench.turns_for(seconds) for seconds in (60.0, 0.4, 0.2, 0.001)] == [3, 3, 5, 10]
+    taken: list[float] = []
+    monkeypatch.setattr(bench, "timed", lambda function: taken.append(0.2) or 0.2)
+    row = bench.command_row("r", ["python", "-m", "nothing"], 0.4, 5)
+    assert (row.ratio, row.spread, len(taken)) == (0.5, 0.0, 1 + 5 * 5)
+
+
+def test_what_is_timed_has_one_core_and_no_garbage_collection_and_gives_both_back() -> None:
+    before = os.sched_getaffinity(0)
+    with pytest.raises(ZeroDivisionError), bench.steady():
+        assert len(os.sched_getaffinity(0)) == 1 and not gc.isenabled()
+        1 / 0  # noqa: B018
+    assert os.sched_getaffinity(0) == before and gc.isenabled()
 
 
 def test_make_bench_writes_where_it_says_and_has_the_three_rows() -> None:
