@@ -67,7 +67,9 @@ def _parked(c: RunContext) -> Decision | None:
     if c.history.state not in (RunState.HELD, RunState.FAILED):
         return None
     why = c.history.parked.reason if c.history.parked is not None else ""
-    return _decide(Action.WAIT, f"{c.history.state}: {why}", recheck_after_s=_IDLE_RECHECK_S)
+    # A run that its user ended is parked as well, but nobody waits for it: "held" would be the wrong word.
+    by_a_person = c.history.parked is not None and c.history.parked.rule in ("cancelled", "drained")
+    return _decide(Action.WAIT, why if by_a_person else f"{c.history.state}: {why}", recheck_after_s=_IDLE_RECHECK_S)
 
 
 def _unreadable(c: RunContext) -> Decision | None:

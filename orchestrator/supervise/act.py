@@ -34,7 +34,7 @@ from orchestrator.supervise.keep import Keeper
 from orchestrator.supervise.look import Lookout
 from orchestrator.supervise.nodes import Nodes
 from orchestrator.supervise.start import Teardown, end_cycle, new_epoch, send_start, write_cycle, write_nodes
-from orchestrator.supervise.times import CycleTimes, Recovery
+from orchestrator.supervise.times import CycleTimes, Recovery, furthest_step
 
 
 class Ended(Exception):
@@ -255,7 +255,7 @@ class Actor:
             detection_s=detection,
             detected_at=detected_at - max(0.0, detected_unix - detected),
             backoff_s=decision.backoff_s,
-            reached_step=reached,
+            reached_step=furthest_step(reached, resumed=resume_step(self._look.resume_from)),
         )
 
     def _exit_code(self) -> int | None:

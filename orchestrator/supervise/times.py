@@ -69,5 +69,13 @@ class CycleTimes:
         return self.running_at - self.loading_at
 
 
+def furthest_step(reached: int | None, *, resumed: int | None) -> int | None:
+    """The step that is lost down from: what a cycle reached, or what it had resumed from and could not load.
+
+    None while it is not known how far the cycle came.
+    """
+    return None if reached is None else max(reached, resumed or 0)
+
+
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import asdict, dataclass
 
 from orchestrator.views.human import duration, harmless, moment, number, plural, rate, ratio
+from orchestrator.views.passed_over import passed_over_text
 from orchestrator.views.records import AttemptView, DecisionView, IncidentView, RequestView, RunState, RunView
 
 TITLES = ("What happened", "What pawl did", "What it cost", "State now", "What you can do", "Evidence")
@@ -131,8 +132,10 @@ def _parting_done(view: RunView) -> str:
     rule = f" [{view.attempts[-1].rule}]" if view.attempts and view.attempts[-1].rule else ""
     if not view.attempts:
         return "Did not launch it: no attempt was made."
-    if view.state is RunState.CANCELLED:
+    if view.state is RunState.CANCELLED and view.cycles:
         return f"Ended the ranks at once, without a checkpoint{rule}"
+    if view.state is RunState.CANCELLED:
+        return f"Ended attempt {view.attempts[-1].attempt}, which had started no rank yet{rule}"
     asked = None if request is None else request.unix
     committed = None if newest is None else newest.committed_unix
     if newest is not None and asked is not None and committed is not None and committed >= asked:
@@ -172,16 +175,18 @@ def _happened(view: RunView) -> str:
         return _parted(view)
     if (lost := _lost(view)) is not None:
         return f"attempt {lost.attempt} was lost: {lost.reason or view.state_reason or 'no reason is known'}"
-    if not view.incidents and not view.lost_spares:
+    more = tuple(text for text in (passed_over_text(view), *view.lost_spares) if text)
+    if not view.incidents and not more:
         return "The run was never started." if not view.attempts else "Nothing went wrong so far."
-    if not view.incidents:
-        return "; ".join(view.lost_spares)
+    before = [item for item in view.incidents if item.epoch < f"a{len(view.attempts):04d}"]
+    if not view.incidents or (more and len(before) == len(view.incidents)):
+        return "; ".join(more) + (f" ({plural(len(before), 'incident')} before)" if before else "")
     incident = view.incidents[-1]
     where = place(incident)
     message = incident.message or "no message"
-    more = f" ({plural(len(view.incidents), 'incident')} in all)" if len(view.incidents) > 1 else ""
-    said = f"{incident.failure_class or 'unknown'}{': ' + where if where else ''}: {message}{more}"
-    return "; ".join((said, *view.lost_spares))
+    count = f" ({plural(len(view.incidents), 'incident')} in all)" if len(view.incidents) > 1 else ""
+    said = f"{incident.failure_class or 'unknown'}{': ' + where if where else ''}: {message}{count}"
+    return "; ".join((said, *more))
 
 
 def _did(view: RunView) -> str:

@@ -175,6 +175,8 @@ def _in_a_later_attempt(
         return None
     failed = next((c for c in history.cycles if c.epoch == incident.epoch), None)
     reached, resumed = failed.last_step if failed else None, resume_step(later.resume_from)
+    if failed is not None and reached is not None:
+        reached = max(reached, resume_step(failed.resume_from) or 0)
     lost = None if reached is None or resumed is None else max(0, reached - resumed)
     since = incident.unix if incident.fault_unix is None else incident.fault_unix
     parts = dict.fromkeys(("detection_s", "teardown_s", "backoff_s", "start_s", "load_s"))

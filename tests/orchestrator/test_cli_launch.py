@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 import slurm_stubs as stubs
+from run_factory import rough
 
+from orchestrator.cli.actions.launch import goes_on_from
 from orchestrator.cli.app import run
 from orchestrator.config import check
 from orchestrator.control import launch_local
 from orchestrator.state.ledger import Ledger, read_all
 from orchestrator.state.records import Epoch
 from orchestrator.state.rundir import RunPaths
+from orchestrator.views.run_view import run_view
 
 CONFIG = """\
 general: {project: p, run: demo, seed: 1}
@@ -380,9 +383,19 @@ def test_resume_goes_on_after_a_drain(
 ) -> None:
     paths = drained_run(config)
     assert run(["resume", "demo", "--runs-root", "runs"]) == 0
-    assert "launched attempt 2" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "launched attempt 2" in out and "demo goes on from the beginning." in out
     assert [plan["attempt"] for plan, _ in started] == [1, 2]
     assert kinds(paths.root)[-5:] == ["attempt_ended", "resumed", "decision", "attempt_intent", "attempt_submitted"]
+
+
+def test_a_resume_names_the_damaged_checkpoints_it_passes_over(tmp_path: Path) -> None:
+    run_dir = rough().write(tmp_path)
+    newest = run_view(run_dir).checkpoints[0].name
+    assert goes_on_from(run_view(run_dir)) == (f"rough goes on from {newest}.",)
+    (RunPaths(run_dir).checkpoint(newest) / "manifest.json").unlink()
+    first, passed = goes_on_from(run_view(run_dir))
+    assert newest not in first and passed.startswith(f"Passed over {newest}, which does not count: ")
 
 
 @pytest.mark.parametrize("damaged", ["ledger/other.jsonl", "attempts/0001/claim"])

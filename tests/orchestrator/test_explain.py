@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from run_factory import T0, Story, clean, crash_loop, rough
 
+from orchestrator.state.rundir import RunPaths
 from orchestrator.views import status
 from orchestrator.views.explain import TITLES, explanation, text, to_json
 from orchestrator.views.records import RunState, RunView
@@ -208,3 +209,45 @@ def test_without_its_ledger_a_run_is_not_known_and_the_folder_is_named(tmp_path:
     assert answers.what_happened.startswith("Not known: ledger/: the folder is missing")
     assert answers.what_pawl_did == answers.what_it_cost == "Not known."
     assert f"{run_dir}/ledger" in answers.what_you_can_do
+
+
+def damaged_then_resumed() -> Story:
+    """Drained at step 33; the newest checkpoint is damaged, so the next attempt starts from the one before."""
+    story = ended("drain", steps=33)
+    bad = story.checkpoints.pop()
+    story.event("resumed", {"by": "ada"}, writer="cli")
+    story.attempt()
+    story.cycle()
+    story.steps(2)
+    story.checkpoints.append(bad)
+    return story
+
+
+def test_a_resume_that_passed_over_a_damaged_checkpoint_says_which_and_why(tmp_path: Path) -> None:
+    story = damaged_then_resumed()
+    run_dir = story.write(tmp_path)
+    (RunPaths(run_dir).checkpoint("step-000000033.a0001g01c0001") / "manifest.json").unlink()
+    view = run_view(run_dir, now=story.now)
+    happened = explanation(view).what_happened
+    assert happened.startswith(
+        "resumed from step-000000030.a0001g01c0001, because step-000000033.a0001g01c0001 does not"
+    )
+    assert "manifest" in happened
+    assert "does not count" not in explanation(run_view(rough().write(tmp_path), now=T0)).what_happened
+    later = damaged_then_resumed()
+    later.run = "later"
+    later.event("attempt_ended", {"outcome": "continue", "reason": "time", "rule": "leave"})
+    later.attempt()
+    later.checkpoints = later.checkpoints[:-1]
+    later.cycle()
+    assert "does not count" not in explanation(run_view(later.write(tmp_path), now=later.now)).what_happened
+
+
+def test_an_incident_of_this_attempt_comes_before_what_was_passed_over(tmp_path: Path) -> None:
+    story = damaged_then_resumed()
+    fault: dict[str, Any] = {"cls": "unknown", "level": "L1", "node": "node0", "rank": 0, "phase": "step"}
+    story.fault(incident="i1", message="rank 0 exited", detection_s=0.1, **fault)
+    run_dir = story.write(tmp_path)
+    (RunPaths(run_dir).checkpoint("step-000000033.a0001g01c0001") / "manifest.json").unlink()
+    happened = explanation(run_view(run_dir, now=story.now)).what_happened
+    assert happened.startswith("unknown: rank 0 on node0") and "; resumed from step-000000030" in happened

@@ -123,6 +123,15 @@ def test_r22_what_raises_at_step_7_every_time_is_held_after_a_few_growing_pauses
     assert (play.controller().rule, play.controller().action) == ("parked", Action.WAIT)
 
 
+@pytest.mark.parametrize(("rule", "held"), [("cancelled", False), ("drained", False), ("crash-loop", True)])
+def test_only_a_run_that_waits_is_called_held_by_the_controller(rule: str, held: bool) -> None:
+    tape = w.Tape().attempt(1).add("run_held", rule=rule, reason="the reason", hint="")
+    seen = RunObservation(now_unix=w.NOW, launcher="local", train_steps=9, last=None)
+    decision = decide_run(seen, replay(tape.events), POLICY)
+    assert decision.rule == "parked" and "the reason" in decision.reason
+    assert ("held" in decision.reason) == held
+
+
 def test_r22_progress_resets_count_and_pause() -> None:
     """R22: a run that fails at ever new steps is slow, not stuck; one new checkpoint empties the budget's count."""
     play = Play()

@@ -31,7 +31,7 @@ from orchestrator.supervise.edge import EdgeNode, LocalEdge, SlurmEdge, agent_ar
 from orchestrator.supervise.hub import Heard, Hub
 from orchestrator.supervise.nodes import Nodes
 from orchestrator.supervise.start import answer_hello, end_cycle, new_epoch, write_cycle
-from orchestrator.supervise.times import CycleTimes, Recovery
+from orchestrator.supervise.times import CycleTimes, Recovery, furthest_step
 
 KEY = b"s" * 32
 
@@ -284,6 +284,14 @@ def test_what_is_unknown_of_a_recovery_stays_unknown():
     )
     data = recovery.data(times, resumed_step=0)
     assert data["detection_s"] is None and data["lost_steps"] is None and data["start_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("reached", "resumed", "furthest"), [(0, 1166, 1166), (47, 40, 47), (47, None, 47), (None, 40, None), (0, None, 0)]
+)
+def test_a_checkpoint_that_could_not_be_loaded_holds_steps_that_are_lost(reached, resumed, furthest):
+    """A cycle that fails in RESTORE beats step 0, but what it was to load had come further."""
+    assert furthest_step(reached, resumed=resumed) == furthest
 
 
 class Ears:

@@ -33,6 +33,8 @@ from orchestrator.submit.secrets_file import split_secrets
 from orchestrator.submit.submit import NewRun, check_place, make_run, run_folder
 from orchestrator.submit.templates import PLAIN, SUPERVISED, load_template
 from orchestrator.supervise.ports import is_free
+from orchestrator.views.records import RunView
+from orchestrator.views.run_view import run_view
 
 _PREVIEW_NONCE = "preview"
 _ENDING_S = 60.0
@@ -209,6 +211,8 @@ def resume_run(run: str, *, overrides: tuple[str, ...], why: str, runs_root: Pat
     paths = the_run(run, runs_root=runs_root, site=site)
     for line in resume_paths(paths, overrides=overrides, why=why, by=whoami(), now_unix=time.time()):
         typer.echo(line)
+    for line in goes_on_from(run_view(paths.root)):
+        typer.echo(line)
     result = _launch_after(paths, wait_s=_ENDING_S)
     if result.decision is not None and result.decision.rule in _NOTHING_LAUNCHED:
         raise PawlError(
@@ -217,6 +221,15 @@ def resume_run(run: str, *, overrides: tuple[str, ...], why: str, runs_root: Pat
         )
     typer.echo(f"{paths.root.name}: {result.done}.")
     return 0
+
+
+def goes_on_from(view: RunView) -> tuple[str, ...]:
+    """Where a resumed run starts, and the newer checkpoints that do not count, with the reason. Pure."""
+    newest = view.newest_checkpoint
+    bad = [item for item in view.checkpoints if not item.counts and (newest is None or item.step > newest.step)]
+    start = f"from {newest.name}" if newest is not None else "from the beginning"
+    passed = (f"Passed over {item.name}, which does not count: {item.why_not}" for item in bad)
+    return (f"{view.run} goes on {start}.", *passed)
 
 
 def _launch_after(paths: RunPaths, *, wait_s: float) -> Reconciled:
