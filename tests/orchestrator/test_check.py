@@ -5,12 +5,13 @@ The trainer is asked by its command, as in use.
 
 import copy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.cli.actions.check import report
+from orchestrator.cli.actions.check import facts_table, report
 from orchestrator.config.check import CheckResult, run_check, with_values
 from orchestrator.config.launch_rules import SectionReading, resolve, shape, too_few_gpus
 from orchestrator.config.problems import Severity, format_problem, quoted
@@ -364,3 +365,11 @@ def test_with_problems_no_launch_is_shown(tmp_path: Path, demo: CheckResult) -> 
     lines = list(report(run_check(misspelt), show=False))
     assert any("did you mean 'slurm'?" in line for line in lines)
     assert not [line for line in lines if line.startswith(("launch ", "executes "))]
+
+
+def test_no_logits_on_the_fullest_rank_is_explained(demo: CheckResult) -> None:
+    facts = demo.require()[1]
+    none = replace(facts, pp=2, memory_per_rank_bytes=replace(facts.memory_per_rank_bytes, logits=0))
+    some = replace(none, memory_per_rank_bytes=replace(facts.memory_per_rank_bytes, logits=9))
+    assert "on the last of 2 pipeline ranks" in "\n".join(facts_table(none))
+    assert "pipeline" not in "\n".join([*facts_table(some), *facts_table(replace(none, pp=1))])

@@ -95,6 +95,8 @@ def facts_table(facts: LaunchFacts) -> Iterator[str]:
     yield "memory of the fullest rank, estimated:"
     width = max(map(len, memory))
     yield from (f"  {name:<{width}}  {human_size(count):>9}" for name, count in memory.items())
+    if facts.pp > 1 and not memory["logits"]:
+        yield f"  (the logits are on the last of {facts.pp} pipeline ranks; the fullest rank is another one)"
 
 
 def fit_lines(fit: dict[str, Any] | None) -> Iterator[str]:
