@@ -1,10 +1,12 @@
 """Engine: one rank of the 3D-parallel trainer, from weights to step.
 
-    StepBatch ─▶ count valid labels (dp) ─▶ schedule: F and B of all micro-batches ─▶ add tie sites
-              ─▶ reduce-scatter (dp) ─▶ one world reduction: norm², loss, votes ─▶ clip ─▶ AdamW ─▶ all-gather (dp)
+    StepBatch ─▶ its number of valid labels ─▶ schedule: F and B of all micro-batches ─▶ add tie sites
+              ─▶ reduce-scatter (dp) ─▶ one world reduction: norm², loss, votes, valid labels of the next step
+              ─▶ clip ─▶ AdamW ─▶ all-gather (dp)
 
-Gradients are sums: the loss of every micro-batch is divided by the step's global number of valid labels, counted
-before anything is computed, so no reduction ever averages and no split of the batch changes the result.
+Gradients are sums: the loss of every micro-batch is divided by the step's global number of valid labels, known before
+anything is computed, so no reduction ever averages and no split of the batch changes the result. It is summed one step
+ahead, in a reduction that has to be waited for anyway: a step begins without waiting for anybody.
 """
 
 import math
@@ -49,6 +51,7 @@ class StepResult:
 
     `loss` is per valid token over the global batch, `grad_norm` before clipping (both NaN or inf as computed when not
     `finite`). `skipped`: why no update was made, else None. `control_word`: the largest any rank brought.
+    `next_num_valid`: Σ over dp of the `next_valid` that was brought.
     """
 
     loss: float
@@ -57,6 +60,7 @@ class StepResult:
     finite: bool
     skipped: str | None
     control_word: int
+    next_num_valid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ class _Totals:
     square: float
     loss: float
     control_word: int
+    next_num_valid: int
 
 
 class Engine:
@@ -123,22 +128,27 @@ class Engine:
         return self.optimizer.state_shards()
 
     def train_step(
-        self, batch: "StepBatch", *, lr: float, weight_decay: float, adam_t: int, control_word: int = 0
-    ) -> StepResult:
+        self, batch: "StepBatch", *, lr: float, weight_decay: float, adam_t: int, control_word: int = 0,
+        num_valid: int | None = None, next_valid: int = 0,
+    ) -> StepResult:  # fmt: skip
         """One optimizer step on this dp rank's micro-batches. `adam_t`: number of this update, from 1.
+
+        num_valid: valid labels of the global batch, where the step before has counted them; None: they are counted
+        now, which costs a wait. next_valid: valid labels in this dp rank's part of the next step's batch.
 
         Nobody updates when any rank's loss or gradient is not finite, or when no label of the step is valid. Comm:
         collective over the world.
         """
-        num_valid = self._count_valid(batch)
+        if num_valid is None:
+            num_valid = self._count_valid(batch)
         if num_valid == 0:
-            totals = self._reduce_totals(self._zero(), self._zero(), control_word)
-            reason = "no valid label in the global batch"
+            totals = self._reduce_totals(self._zero(), self._zero(), control_word, next_valid)
             return StepResult(
-                loss=math.nan, grad_norm=0.0, num_valid=0, finite=True, skipped=reason, control_word=totals.control_word
-            )
+                loss=math.nan, grad_norm=0.0, num_valid=0, finite=True, control_word=totals.control_word,
+                next_num_valid=totals.next_num_valid, skipped="no valid label in the global batch",
+            )  # fmt: skip
         loss = self.backward(batch, num_valid=num_valid)
-        totals = self._reduce_totals(self.optimizer.reduce_gradients(), loss, control_word)
+        totals = self._reduce_totals(self.optimizer.reduce_gradients(), loss, control_word, next_valid)
         grad_norm = math.sqrt(totals.square) if totals.square >= 0 else math.nan
         finite = math.isfinite(grad_norm) and math.isfinite(totals.loss)
         if finite:
@@ -146,6 +156,7 @@ class Engine:
             self.optimizer.update(lr=lr, weight_decay=weight_decay, adam_t=adam_t, scale=scale)
         return StepResult(
             loss=totals.loss, grad_norm=grad_norm, num_valid=num_valid, finite=finite, control_word=totals.control_word,
+            next_num_valid=totals.next_num_valid,
             skipped=None if finite else f"loss {totals.loss} or gradient norm {grad_norm} is not finite",
         )  # fmt: skip
 
@@ -220,14 +231,18 @@ class Engine:
         count = torch.tensor(batch.num_valid, device=self.ctx.device)
         return int(all_reduce(count, self.ctx.dp).item())
 
-    def _reduce_totals(self, square: torch.Tensor, loss: torch.Tensor, control_word: int) -> _Totals:
-        """Sum norm² and loss over the world; votes are counts per word, so that their MAX survives a SUM."""
+    def _reduce_totals(self, square: torch.Tensor, loss: torch.Tensor, control_word: int, next_valid: int) -> _Totals:
+        """Sum norm², loss and the next step's labels over the world.
+
+        Votes are counts per word, so that their MAX survives a SUM. fp64 counts labels exactly up to 2^53.
+        """
         votes = [float(control_word == word) for word in (Word.SAVE, Word.DRAIN)]
-        local = torch.tensor(votes, dtype=torch.float64, device=self.ctx.device)
+        labels = float(next_valid) if self._is_loss_rank else 0.0
+        local = torch.tensor([*votes, labels], dtype=torch.float64, device=self.ctx.device)
         sums = torch.cat((torch.stack((square, self._only_once(loss))), local))
-        square_sum, loss_sum, saves, drains = all_reduce(sums, self.ctx.world).tolist()
+        square_sum, loss_sum, saves, drains, next_num_valid = all_reduce(sums, self.ctx.world).tolist()
         word = Word.DRAIN if drains else Word.SAVE if saves else Word.NONE
-        return _Totals(square=square_sum, loss=loss_sum, control_word=word)
+        return _Totals(square=square_sum, loss=loss_sum, control_word=word, next_num_valid=int(next_num_valid))
 
     @property
     def _is_loss_rank(self) -> bool:

@@ -18,6 +18,7 @@ from typing import NoReturn, Protocol
 from trainer.beat import BeatWriter, Phase, Word
 from trainer.checkpoint.state import RunState
 from trainer.control import Control
+from trainer.data.ahead import ReadAhead
 from trainer.data.batch import StepBatch
 from trainer.errors import NonFiniteError
 from trainer.journal import Journal
@@ -42,6 +43,8 @@ class StepResultLike(Protocol):
     def skipped(self) -> str | None: ...
     @property
     def control_word(self) -> int: ...
+    @property
+    def next_num_valid(self) -> int: ...
 
 
 class EngineLike(Protocol):
@@ -51,8 +54,9 @@ class EngineLike(Protocol):
     def collective_seq(self) -> int: ...
 
     def train_step(
-        self, batch: StepBatch, *, lr: float, weight_decay: float, adam_t: int, control_word: int
-    ) -> StepResultLike: ...
+        self, batch: StepBatch, *, lr: float, weight_decay: float, adam_t: int, control_word: int,
+        num_valid: int | None, next_valid: int,
+    ) -> StepResultLike: ...  # fmt: skip
 
     def eval_loss(self, batch: StepBatch) -> tuple[float, int]: ...
 
@@ -130,6 +134,7 @@ class TrainLoop:
         memory: Callable[[], tuple[int, int]],
     ) -> None:
         self.engine, self.loader, self.plan = engine, loader, plan
+        self.ahead = ReadAhead(loader)
         self.beats, self.control, self.journal = beats, control, journal
         self._save, self._memory = save, memory
         self.checkpoint: str | None = None
@@ -175,7 +180,8 @@ class TrainLoop:
                 data_wait_s=0.0,
             )
         self.beats.beat(Phase.DATA)
-        batch = self.loader.batch(state.step, state.consumed_samples)
+        batch, num_valid = self.ahead.take(state.step, state.consumed_samples)
+        next_valid = self.look_ahead(state)
         data_wait_s = time.perf_counter() - began
         self.beats.beat(Phase.STEP)
         result = self.engine.train_step(
@@ -184,7 +190,10 @@ class TrainLoop:
             weight_decay=self.plan.weight_decay(step),
             adam_t=state.adam_t + 1,
             control_word=self.control.wish(),
+            num_valid=num_valid,
+            next_valid=next_valid,
         )
+        self.ahead.note(result.next_num_valid)
         seconds = time.perf_counter() - began
         if not result.finite:
             self.report_nonfinite(step, state, result)
@@ -201,6 +210,13 @@ class TrainLoop:
             seconds=seconds,
             data_wait_s=data_wait_s,
         )
+
+    def look_ahead(self, state: RunState) -> int:
+        """Read the batch after the one that is due; this dp rank's valid labels in it, 0 if it will not be trained."""
+        coming = state.step + 2
+        if coming > self.plan.train_steps or in_windows(coming, state.skip_windows):
+            return 0
+        return self.ahead.look(state.step + 1, state.consumed_samples + self.plan.cost.samples)
 
     def finish_step(self, taken: Taken) -> None:
         """Publish a completed step (beat, stats, journal), with a checkpoint if one is due; then collect garbage."""

@@ -70,6 +70,32 @@ def told(ranks: Ranks, topology: Topology, error: type[Exception] | None) -> obj
         return type(raised).__name__, str(raised)
 
 
+def counted_ahead(ranks: Ranks, topology: Topology, ahead: bool) -> tuple[list[StepResult], list[int], dict[str, str]]:
+    """Five steps, the third without a label: results, communication calls of each, weight digests.
+
+    ahead: each step is told what the step before has counted, as the loop does; else each counts for itself.
+    """
+    engine = engine_on(ranks, topology)
+    batches = [tiny_batch(10 * t + engine.ctx.get_dp_rank()) for t in range(5)]
+    batches[2].labels_MBT.fill_(-100)
+    results: list[StepResult] = []
+    calls: list[int] = []
+    for t, batch in enumerate(batches):
+        before = engine.collective_seq
+        results.append(
+            engine.train_step(
+                batch,
+                lr=1e-3,
+                weight_decay=0.1,
+                adam_t=t + 1,
+                num_valid=results[-1].next_num_valid if ahead and results else None,
+                next_valid=batches[t + 1].num_valid if t < 4 else 0,
+            )
+        )
+        calls.append(engine.collective_seq - before)
+    return results, calls, digest(engine)
+
+
 def fp32_bits(
     ranks: Ranks, topology: Topology, steps: int, options: dict[str, object]
 ) -> tuple[list[float], dict[str, str]]:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from dist.pool import Pool
-from dist.step_cases import fp32_bits, nan_on_one_rank, told, votes
+from dist.step_cases import counted_ahead, fp32_bits, nan_on_one_rank, told, votes
 
 from trainer.mesh.topology import Topology
 
@@ -23,6 +23,18 @@ def test_a_nan_on_one_rank_stops_all_and_leaves_no_trace(pool: Pool, topology: T
 def test_ranks_agree_on_the_largest_control_word(pool: Pool, words: tuple[int, ...], agreed: int) -> None:
     topology = Topology(dp=2, pp=2)
     assert pool.run(topology, votes, topology, words) == [[agreed, agreed]] * 4
+
+
+@pytest.mark.parametrize("topology", [Topology(dp=2, pp=2), Topology(dp=2, tp=2), Topology(dp=4)], ids=str)
+def test_labels_counted_a_step_ahead_are_those_counted_in_time(pool: Pool, topology: Topology) -> None:
+    """The same bits, and a step waits for one reduction less."""
+    late = pool.run(topology, counted_ahead, topology, False)
+    for rank, (results, calls, weights) in enumerate(pool.run(topology, counted_ahead, topology, True)):
+        assert repr(results) == repr(late[rank][0]), "repr, because the step without labels has a loss of NaN"
+        assert weights == late[rank][2]
+        assert [result.next_num_valid for result in results[:4]] == [result.num_valid for result in results[1:]]
+        assert results[2].skipped is not None and results[3].num_valid > 0
+        assert [after - before for after, before in zip(late[rank][1], calls, strict=True)] == [0, 1, 1, 1, 1]
 
 
 def test_ranks_that_see_something_else_on_disk_believe_rank_0(pool: Pool) -> None:

@@ -14,8 +14,8 @@ import torch
 from trainer.beat import CONTROL, CONTROL_AT, BeatWriter, Phase, Word, open_beats
 from trainer.checkpoint.state import RunState
 from trainer.control import Control
-from trainer.data.batch import StepBatch
-from trainer.errors import NonFiniteError
+from trainer.data.batch import IGNORE_LABEL, StepBatch
+from trainer.errors import DataError, NonFiniteError
 from trainer.journal import Journal, validated
 from trainer.loop import LoopEnd, LoopPlan, TrainLoop, in_windows
 from trainer.records import Epoch
@@ -23,7 +23,7 @@ from trainer.signals import DrainFlag
 from trainer.throughput import StepCost
 
 EPOCH = Epoch(attempt=1, generation=1, cycle=1)
-SAMPLES, TOKENS = 4, 32
+SAMPLES, TOKENS, DP = 4, 32, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,7 @@ class FakeResult:
     finite: bool = True
     skipped: str | None = None
     control_word: int = 0
+    next_num_valid: int = 0
 
 
 @dataclass
@@ -41,15 +42,19 @@ class FakeEngine:
     """Loss is a function of the samples seen; remembers what it was asked."""
 
     asked: list[dict[str, float]] = field(default_factory=list)
+    counts: list[tuple[int | None, int]] = field(default_factory=list)
     after: Callable[[FakeResult], FakeResult] = lambda result: result
     collective_seq: int = 0
 
     def train_step(
-        self, batch: StepBatch, *, lr: float, weight_decay: float, adam_t: int, control_word: int
-    ) -> FakeResult:
+        self, batch: StepBatch, *, lr: float, weight_decay: float, adam_t: int, control_word: int,
+        num_valid: int | None, next_valid: int,
+    ) -> FakeResult:  # fmt: skip
         self.collective_seq += 2
+        self.counts.append((num_valid, next_valid))
         self.asked.append({"sample": batch.sample_ids[0], "lr": lr, "adam_t": adam_t})
-        return self.after(FakeResult(loss=10.0 / (1 + batch.sample_ids[0]), control_word=control_word))
+        loss = 10.0 / (1 + batch.sample_ids[0])
+        return self.after(FakeResult(loss=loss, control_word=control_word, next_num_valid=DP * next_valid))
 
     def eval_loss(self, batch: StepBatch) -> tuple[float, int]:
         return 2.0 * len(batch.sample_ids), len(batch.sample_ids)
@@ -59,9 +64,12 @@ class FakeEngine:
 class FakeLoader:
     num_validation_samples: int = 0
     read: list[int] = field(default_factory=list)
+    bad_step: int | None = None
 
     def batch(self, step_index0: int, consumed_samples: int) -> StepBatch:
         self.read.append(step_index0 + 1)
+        if step_index0 + 1 == self.bad_step:
+            raise DataError(f"a bad id in step {step_index0 + 1}")
         return make_batch(range(consumed_samples, consumed_samples + SAMPLES))
 
     def validation_batches(self) -> Iterator[StepBatch]:
@@ -70,8 +78,16 @@ class FakeLoader:
 
 
 def make_batch(ids: range) -> StepBatch:
+    """One micro-batch; as many labels are left out as the first sample's number, so every step has another count."""
     zeros = torch.zeros(1, len(ids), 8, dtype=torch.int64)
-    return StepBatch(input_ids_MBT=zeros, labels_MBT=zeros, position_ids_MBT=zeros, sample_ids=tuple(ids))
+    labels = zeros.clone()
+    labels.view(-1)[: ids.start] = IGNORE_LABEL
+    return StepBatch(input_ids_MBT=zeros, labels_MBT=labels, position_ids_MBT=zeros, sample_ids=tuple(ids))
+
+
+def valid(step: int) -> int:
+    """Labels of `make_batch` that count, in the batch of a step."""
+    return TOKENS - SAMPLES * (step - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +195,32 @@ def test_a_window_consumes_samples_without_reading_or_updating(tmp_path: Path) -
     ]  # fmt: skip
     assert "nonfinite" not in skipped[0]
     assert world.beats.stats.skipped_steps_total == 3
+
+
+def test_each_batch_is_read_once_and_its_labels_are_counted_with_the_step_before(tmp_path: Path) -> None:
+    world = Harness(tmp_path)
+    world.run()
+    assert world.loader.read == [1, 2, 3, 4, 5, 6], "in order, none twice, none after the last"
+    assert world.engine.counts[0] == (None, valid(2)), "nobody has counted the first"
+    assert world.engine.counts[1:] == [(DP * valid(step), valid(step + 1)) for step in range(2, 6)] + [
+        (DP * valid(6), 0)
+    ]
+
+
+def test_after_a_resume_and_after_a_window_the_labels_are_counted_anew(tmp_path: Path) -> None:
+    world = Harness(tmp_path, interval=100)
+    world.run(RunState(step=1, consumed_samples=SAMPLES, consumed_tokens=TOKENS, adam_t=1, skip_windows=((4, 4),)))
+    assert world.loader.read == [2, 3, 5, 6]
+    assert world.engine.counts == [(None, valid(3)), (DP * valid(3), 0), (None, valid(6)), (DP * valid(6), 0)]
+
+
+def test_a_batch_that_cannot_be_read_stops_its_own_step_and_not_the_one_before(tmp_path: Path) -> None:
+    """The step before is trained and saved: a resume then passes over exactly the bad one."""
+    world = Harness(tmp_path, interval=3, loader=FakeLoader(bad_step=4))
+    with pytest.raises(DataError, match="step 4"):
+        world.run()
+    assert [line["step"] for line in world.lines()] == [1, 2, 3] and [state.step for state in world.saves] == [3]
+    assert world.beats.step == 3 and world.beats.phase is Phase.DATA
 
 
 def test_window_ends_are_included() -> None:
