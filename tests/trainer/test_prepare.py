@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from trainer.cli import main
 from trainer.data import prepare as prepare_module
+from trainer.data import zst
 from trainer.data.documents import expand_inputs, read_documents
 from trainer.data.format import TokenSource, verify
 from trainer.data.prepare import FolderWriter, Request, prepare
@@ -133,11 +135,15 @@ def test_every_file_kind_is_read(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"body": "three"}\n\n{"body": ""}\n{"body": "four"}\n')
     with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
         file.write('{"body": "five"}\n')
+    packed = [zstandard.compress(f'{{"body": "{word}"}}\n'.encode()) for word in ("five a", "five b")]
+    (tmp_path / "c.jsonl.zst").write_bytes(b"".join(packed))
     pq.write_table(pa.table({"body": ["six", "seven"], "other": [1, 2]}), tmp_path / "d.parquet")
     (tmp_path / "notes.md").write_text("not read")
     files = expand_inputs([str(tmp_path)])
     found = [document for file in files for document in read_documents(file, column="body")]
-    assert [document.text for document in found] == ["one\ntwo", "three", "four", "five", "six", "seven"]
+    assert [document.text for document in found] == [
+        "one\ntwo", "three", "four", "five", "five a", "five b", "six", "seven",
+    ]  # fmt: skip
     assert [document.done for document in found if document.file.suffix == ".parquet"] == [0.5, 1.0]
     assert expand_inputs([str(tmp_path / "*.txt"), str(tmp_path / "a.txt")]) == (tmp_path / "a.txt",)
 
@@ -158,6 +164,40 @@ def test_bad_input_is_one_error_with_its_place(name, content, says, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=says):
         list(read_documents(tmp_path / name, column="text"))
+
+
+def lines(count):
+    return b"".join(json.dumps({"text": f"line {i} {i * i}"}).encode() + b"\n" for i in range(count))
+
+
+def damaged(kind, packed):
+    if kind == "cut":
+        return packed[: len(packed) // 2]
+    if kind == "changed":
+        middle = len(packed) // 2
+        return packed[:middle] + bytes(byte ^ 0xFF for byte in packed[middle : middle + 8]) + packed[middle + 8 :]
+    return {"empty frame": packed[:3], "garbage behind": packed + b"garbage"}[kind]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gz", "zst"])
+@pytest.mark.parametrize("kind", ["cut", "changed", "empty frame", "garbage behind"])
+def test_a_damaged_packed_file_is_an_error_and_never_a_shorter_one(kind, pack, tmp_path):
+    file = tmp_path / f"a.jsonl.{'gz' if pack is gzip.compress else 'zst'}"
+    file.write_bytes(damaged(kind, pack(lines(20000))))
+    with pytest.raises(DataError, match=f"a.jsonl.{file.suffix[1:]}"):
+        list(read_documents(file, column="text"))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_zst_files_of_many_frames_are_read_whole_in_pieces_of_any_size(chunk, tmp_path, monkeypatch):
+    """Frames end anywhere in a piece: joined files, an empty frame, one without its size in the header."""
+    monkeypatch.setattr(zst, "CHUNK_BYTES", chunk)
+    streaming = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    frames = [zstandard.compress(lines(50)), zstandard.compress(b""), streaming.compress(lines(9)) + streaming.flush()]
+    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(frames))
+    with zst.open_zst(tmp_path / "a.jsonl.zst") as file:
+        assert file.read() == lines(50) + lines(9)
+    assert len(list(read_documents(tmp_path / "a.jsonl.zst", column="text"))) == 59
 
 
 @pytest.mark.parametrize("given", ["nowhere", "*.none", "empty", "a.doc"])

@@ -13,12 +13,14 @@ import glob
 import gzip
 import importlib
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from trainer.data.zst import open_zst
 from trainer.errors import DataError, UsageError
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
@@ -70,7 +72,7 @@ def read_documents(file: Path, *, column: str) -> Iterator[Document]:
         for text, done in texts:
             if text:
                 yield Document(text=text, file=file, done=done)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:  # zlib.error: a gzip file with other bytes in its middle
         raise DataError(
             f"{file}: cannot be read ({error}). Check the file; it may be cut or still being copied."
         ) from error
@@ -100,16 +102,7 @@ def _json_lines(file: Path, column: str) -> Iterator[tuple[str, float]]:
 def _open_lines(file: Path) -> AbstractContextManager[IO[bytes]]:
     if file.name.endswith(".gz"):
         return cast(AbstractContextManager[IO[bytes]], gzip.open(file, "rb"))
-    if not file.name.endswith(".zst"):
-        return file.open("rb")
-    try:
-        zstandard: Any = importlib.import_module("zstandard")
-    except ImportError:
-        raise DataError(
-            f"{file}: reading .zst needs the package zstandard; `pip install zstandard`, or unpack it."
-        ) from None
-    opened: AbstractContextManager[IO[bytes]] = zstandard.open(file, "rb")
-    return opened
+    return open_zst(file) if file.name.endswith(".zst") else file.open("rb")
 
 
 def _text_of(line: bytes, column: str, *, where: str) -> str:
