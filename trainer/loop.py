@@ -166,19 +166,7 @@ class TrainLoop:
         step = state.step + 1
         lr = self.plan.lr(step)
         if in_windows(step, state.skip_windows):
-            # The batch is not even read: it may be the very thing that has to be skipped.
-            return Taken(
-                state=advance(state, self.plan.cost, updated=False),
-                cost=self.plan.cost.if_trained(False),
-                loss=None,
-                grad_norm=None,
-                num_valid=0,
-                lr=lr,
-                skipped="skip_window",
-                agreed=Word.NONE,
-                seconds=time.perf_counter() - began,
-                data_wait_s=0.0,
-            )
+            return self.pass_over(state, lr=lr, seconds=time.perf_counter() - began)
         self.beats.beat(Phase.DATA)
         batch, num_valid = self.ahead.take(state.step, state.consumed_samples)
         next_valid = self.look_ahead(state)
@@ -209,6 +197,21 @@ class TrainLoop:
             agreed=Word(result.control_word),
             seconds=seconds,
             data_wait_s=data_wait_s,
+        )
+
+    def pass_over(self, state: RunState, *, lr: float, seconds: float) -> Taken:
+        """A step in a skip window. Its batch is not even read: it may be the very thing that has to be skipped."""
+        return Taken(
+            state=advance(state, self.plan.cost, updated=False),
+            cost=self.plan.cost.if_trained(False),
+            loss=None,
+            grad_norm=None,
+            num_valid=0,
+            lr=lr,
+            skipped="skip_window",
+            agreed=Word.NONE,
+            seconds=seconds,
+            data_wait_s=0.0,
         )
 
     def look_ahead(self, state: RunState) -> int:
