@@ -200,7 +200,7 @@ class TrainerProcess:
 
     def plan(self, config: Config, context: ParallelContext) -> LoopPlan:
         """What the config asks of the loop."""
-        scheduler, decay = config.optimizer.learning_rate_scheduler, config.optimizer.weight_decay
+        optimizer, scheduler = config.optimizer, config.optimizer.learning_rate_scheduler
         train_steps, flops = config.tokens.train_steps, step_flops(config)
         peak = peak_flops(device_name(context.device), config.compute_dtype)
         return LoopPlan(
@@ -216,7 +216,9 @@ class TrainerProcess:
                 peak_flops_per_s=None if peak is None else peak * config.world_size,
             ),
             lr=lambda step: lr_at(step, scheduler, train_steps=train_steps),
-            weight_decay=lambda step: weight_decay_at(step, decay),
+            weight_decay=lambda step: weight_decay_at(
+                step, optimizer.weight_decay, optimizer.weight_decay_schedule, train_steps=train_steps
+            ),
         )
 
     def save(self, engine: Engine, state: RunState, config: Config, before_commit: Callable[[], None]) -> SaveResult:

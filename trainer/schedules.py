@@ -1,4 +1,4 @@
-"""Learning rate and weight decay as pure functions of the step.
+"""Learning rate and weight decay as pure functions of the step, the batch size as one of the samples consumed before.
 
 `step` is 1-based: the number the update being made will have once it is complete, so `lr_at(1, …)` is the rate of the
 first update. Nothing is remembered between steps, so a resumed run cannot be one step behind or apply a warm-up twice.
@@ -13,10 +13,15 @@ first update. Nothing is remembered between steps, so a resumed run cannot be on
     W < step < S       peak                   (S = lr_decay_starting_step, default W)
     S ≤ step ≤ S + N   from peak to floor     (N = lr_decay_steps, default: what is left until train_steps)
     after              floor                  (min_decay_lr)
+
+The style "constant" stays at the peak; with lr_decay_starting_step the others are warm-up, stable, decay (WSD). Weight
+decay goes from its first value to the last of its schedule over steps S to S + N, by the same shapes.
 """
 
 import math
 from typing import Protocol
+
+CONSTANT = "constant"
 
 
 class LrConfig(Protocol):
@@ -45,7 +50,7 @@ def lr_at(step: int, config: LrConfig, *, train_steps: int) -> float:
     if step <= config.lr_warmup_steps:
         return peak if config.lr_warmup_style == "constant" else peak * step / config.lr_warmup_steps
     start = decay_start(config)
-    if step < start:
+    if step < start or config.lr_decay_style == CONSTANT:
         return peak
     num_decay_steps = decay_steps(config, train_steps=train_steps)
     if step >= start + num_decay_steps:
@@ -74,10 +79,34 @@ def remaining(style: str, progress: float) -> float:
             return 0.5 * (1.0 + math.cos(math.pi * progress))
         case "1-sqrt":  # arXiv 2405.18392: the cool-down that ends lowest
             return 1.0 - math.sqrt(progress)
-    raise ValueError(f"lr_decay_style {style!r}; known are linear, cosine and 1-sqrt")
+    raise ValueError(f"decay style {style!r}; known are linear, cosine and 1-sqrt")
 
 
-def weight_decay_at(step: int, weight_decay: float) -> float:
-    """The weight decay of update `step`: constant, whatever the step."""
+class WeightDecayConfig(Protocol):
+    """optimizer.weight_decay_schedule of the config."""
+
+    @property
+    def end_value(self) -> float: ...
+    @property
+    def style(self) -> str: ...
+    @property
+    def starting_step(self) -> int: ...
+    @property
+    def steps(self) -> int | None: ...
+
+
+def weight_decay_at(step: int, first: float, schedule: WeightDecayConfig | None, *, train_steps: int) -> float:
+    """The weight decay of update `step` (1-based): `first`, then by the schedule to its end value, up or down."""
     assert step >= 1
-    return weight_decay
+    if schedule is None or step <= schedule.starting_step:
+        return first
+    num_steps = weight_decay_steps(schedule, train_steps=train_steps)
+    if step >= schedule.starting_step + num_steps:
+        return schedule.end_value
+    done = (step - schedule.starting_step) / num_steps
+    return schedule.end_value + (first - schedule.end_value) * remaining(schedule.style, done)
+
+
+def weight_decay_steps(schedule: WeightDecayConfig, *, train_steps: int) -> int:
+    """How many updates the change takes; when the config leaves it open, it ends with the run."""
+    return max(0, train_steps - schedule.starting_step) if schedule.steps is None else schedule.steps

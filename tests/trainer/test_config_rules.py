@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from trainer.config import Loaded, Severity, format_problem, load
 from trainer.config.rules import RULES, divisors
 from trainer.config.rules_data import DATA_RULES
+from trainer.config.rules_optimizer import OPTIMIZER_RULES
 from trainer.config.yaml_loader import parse_text
 
 TINY = Path(__file__).parents[2] / "configs" / "tiny.yaml"
@@ -305,7 +306,7 @@ def test_rules_still_judge_what_can_be_read() -> None:
 
 
 def test_rules_are_named_once() -> None:
-    names = [rule.__name__ for rule in (*RULES, *DATA_RULES)]
+    names = [rule.__name__ for rule in (*RULES, *DATA_RULES, *OPTIMIZER_RULES)]
     assert len(set(names)) == len(names) > 20
 
 

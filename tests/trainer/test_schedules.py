@@ -1,4 +1,4 @@
-"""Learning rate as a function of the step: landmarks, bounds, and independence from where a run was interrupted."""
+"""Learning rate and weight decay as functions of the step: landmarks, and bounds that hold for every config."""
 
 from dataclasses import dataclass
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.schedules import decay_start, decay_steps, lr_at, weight_decay_at
+from trainer.schedules import decay_start, decay_steps, lr_at, weight_decay_at, weight_decay_steps
 
-STYLES = ("linear", "cosine", "1-sqrt")
+STYLES = ("linear", "cosine", "1-sqrt", "constant")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +80,51 @@ def test_always_between_zero_and_peak_and_never_rising_after_warm_up(
     if step > warmup:
         assert now >= floor - 1e-12
         assert after <= now + 1e-12
-    if step >= max(warmup + 1, decay_start(config) + decay_steps(config, train_steps=train_steps)):
+    if style == "constant" and step > warmup:
+        assert now == 1.0
+    elif step >= max(warmup + 1, decay_start(config) + decay_steps(config, train_steps=train_steps)):
         assert now == floor
 
 
-def test_weight_decay_is_what_the_config_says() -> None:
-    assert weight_decay_at(1, 0.1) == weight_decay_at(1_000_000, 0.1) == 0.1
+@dataclass(frozen=True, kw_only=True)
+class Decay:
+    end_value: float
+    style: str = "linear"
+    starting_step: int = 0
+    steps: int | None = None
+
+
+def test_weight_decay_without_a_schedule_is_what_the_config_says() -> None:
+    assert weight_decay_at(1, 0.1, None, train_steps=5) == weight_decay_at(1_000_000, 0.1, None, train_steps=5) == 0.1
+
+
+def test_weight_decay_changes_between_its_steps_alone() -> None:
+    schedule = Decay(end_value=0.5, starting_step=2, steps=4)
+    decays = [weight_decay_at(step, 0.1, schedule, train_steps=9) for step in range(1, 10)]
+    assert decays == pytest.approx([0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5])
+    assert weight_decay_at(5, 0.0, Decay(end_value=1.0, style="cosine"), train_steps=10) == pytest.approx(0.5)
+    assert weight_decay_at(9, 0.3, Decay(end_value=0.0), train_steps=10) == pytest.approx(0.03)
+
+
+@given(
+    step=st.integers(1, 300),
+    train_steps=st.integers(1, 200),
+    first=st.floats(0, 1),
+    end=st.floats(0, 1),
+    start=st.integers(0, 150),
+    length=st.none() | st.integers(0, 150),
+    style=st.sampled_from(("linear", "cosine")),
+)
+@settings(max_examples=50, deadline=None)
+def test_weight_decay_goes_one_way_from_its_first_value_to_its_last(
+    step: int, train_steps: int, first: float, end: float, start: int, length: int | None, style: str
+) -> None:
+    schedule = Decay(end_value=end, style=style, starting_step=start, steps=length)
+    now, after = (weight_decay_at(at, first, schedule, train_steps=train_steps) for at in (step, step + 1))
+    low, high = min(first, end), max(first, end)
+    assert low - 1e-12 <= now <= high + 1e-12
+    assert (after - now) * (end - first) >= -1e-12
+    if step <= start:
+        assert now == first
+    elif step >= start + weight_decay_steps(schedule, train_steps=train_steps):
+        assert now == end

@@ -134,10 +134,19 @@ class LearningRateScheduler(Section):
     learning_rate: Annotated[float, Field(gt=0)]
     lr_warmup_steps: Natural = 0
     lr_warmup_style: Literal["linear", "constant"] = "linear"
-    lr_decay_style: Literal["linear", "cosine", "1-sqrt"] = "linear"
+    lr_decay_style: Literal["linear", "cosine", "1-sqrt", "constant"] = "linear"
     lr_decay_steps: Natural | None = None
     lr_decay_starting_step: Natural | None = None
     min_decay_lr: Annotated[float, Field(ge=0)] = 0.0
+
+
+class WeightDecaySchedule(Section):
+    """From optimizer.weight_decay to `end_value` in `steps` updates after `starting_step`; missing: until the end."""
+
+    end_value: Annotated[float, Field(ge=0)]
+    style: Literal["linear", "cosine"] = "linear"
+    starting_step: Natural = 0
+    steps: Natural | None = None
 
 
 class Optimizer(Section):
@@ -146,6 +155,7 @@ class Optimizer(Section):
     optimizer_factory: OptimizerFactory = OptimizerFactory()
     learning_rate_scheduler: LearningRateScheduler
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    weight_decay_schedule: WeightDecaySchedule | None = None
     clip_grad: Annotated[float, Field(gt=0)] | None = 1.0
     zero_stage: Natural = 1
     accumulate_grad_in_fp32: bool = True

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.schedules import decay_start, decay_steps, lr_at
-
 from .problems import Problem, Severity, quoted
 from .typed import MissingValue, child_of, lookup
 from .yaml_loader import Mapping, Node
@@ -221,42 +219,6 @@ def fused_update(c: Any, given: Given) -> Iterator[Finding]:
         yield Finding(key=key, message=message, found="false", severity=Severity.WARNING)
 
 
-def rate_order(c: Any, given: Given) -> Iterator[Finding]:
-    rate, base = c.optimizer.learning_rate_scheduler, "optimizer.learning_rate_scheduler"
-    if rate.min_decay_lr > rate.learning_rate:
-        message = f"higher than learning_rate = {rate.learning_rate:g}"
-        found = f"{rate.min_decay_lr:g}"
-        yield Finding(key=f"{base}.min_decay_lr", message=message, found=found, expected="at most that")
-    if decay_start(rate) < rate.lr_warmup_steps:
-        message = f"the decay would start inside the warm-up of {rate.lr_warmup_steps} steps"
-        found = str(rate.lr_decay_starting_step)
-        key = f"{base}.lr_decay_starting_step"
-        yield Finding(key=key, message=message, found=found, expected=f"at least {rate.lr_warmup_steps}")
-
-
-def rate_reaches_its_floor(c: Any, given: Given) -> Iterator[Finding]:
-    """A decay that outlasts the run never arrives; a common slip is to forget that warm-up comes before it."""
-    rate, steps, base = c.optimizer.learning_rate_scheduler, c.tokens.train_steps, "optimizer.learning_rate_scheduler"
-    end = decay_start(rate) + decay_steps(rate, train_steps=steps)
-    final = lr_at(steps, rate, train_steps=steps)
-    if rate.lr_warmup_steps >= steps:
-        message = f"the warm-up lasts as long as the run: the last step has a learning rate of {final:.4g}"
-        found = f"{rate.lr_warmup_steps} of {steps} steps"
-        key = f"{base}.lr_warmup_steps"
-        yield Finding(key=key, message=message, found=found, severity=Severity.WARNING)
-    elif end > steps:
-        key = f"{base}.lr_decay_steps" if given(f"{base}.lr_decay_steps") else f"{base}.lr_decay_starting_step"
-        left = max(0, steps - decay_start(rate))
-        yield Finding(
-            key=key,
-            message=f"the decay ends at step {end:,}, after the last step {steps:,}: it stops at a learning rate of "
-            f"{final:.4g}, above min_decay_lr = {rate.min_decay_lr:.4g}",
-            found=str(decay_steps(rate, train_steps=steps)),
-            expected=f"at most {left}",
-            severity=Severity.WARNING,
-        )
-
-
 def saves_on_the_way(c: Any, given: Given) -> Iterator[Finding]:
     interval, steps = c.checkpoints.checkpoint_interval, c.tokens.train_steps
     if interval >= steps > 1:
@@ -296,8 +258,6 @@ RULES: tuple[Rule, ...] = (
     bubble,
     wide_gradients,
     fused_update,
-    rate_order,
-    rate_reaches_its_floor,
     saves_on_the_way,
     checkpoints_have_their_place,
 )

@@ -1,0 +1,85 @@
+"""Rules about what changes over a run: learning rate, weight decay, batch size."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.schedules import CONSTANT, decay_start, decay_steps, lr_at, weight_decay_steps
+
+from .problems import Severity
+from .rules import Finding, Given, Rule
+
+RATE = "optimizer.learning_rate_scheduler"
+DECAY = "optimizer.weight_decay_schedule"
+RAMP = "tokens.batch_size_ramp"
+
+
+def rate_order(c: Any, given: Given) -> Iterator[Finding]:
+    rate = c.optimizer.learning_rate_scheduler
+    if rate.min_decay_lr > rate.learning_rate:
+        message = f"higher than learning_rate = {rate.learning_rate:g}"
+        found = f"{rate.min_decay_lr:g}"
+        yield Finding(key=f"{RATE}.min_decay_lr", message=message, found=found, expected="at most that")
+    if decay_start(rate) < rate.lr_warmup_steps:
+        message = f"the decay would start inside the warm-up of {rate.lr_warmup_steps} steps"
+        found = str(rate.lr_decay_starting_step)
+        key = f"{RATE}.lr_decay_starting_step"
+        yield Finding(key=key, message=message, found=found, expected=f"at least {rate.lr_warmup_steps}")
+
+
+def rate_reaches_its_floor(c: Any, given: Given) -> Iterator[Finding]:
+    """A decay that outlasts the run never arrives; a common slip is to forget that warm-up comes before it."""
+    rate, steps = c.optimizer.learning_rate_scheduler, c.tokens.train_steps
+    end = decay_start(rate) + decay_steps(rate, train_steps=steps)
+    final = lr_at(steps, rate, train_steps=steps)
+    if rate.lr_warmup_steps >= steps:
+        message = f"the warm-up lasts as long as the run: the last step has a learning rate of {final:.4g}"
+        found = f"{rate.lr_warmup_steps} of {steps} steps"
+        key = f"{RATE}.lr_warmup_steps"
+        yield Finding(key=key, message=message, found=found, severity=Severity.WARNING)
+    elif end > steps and rate.lr_decay_style != CONSTANT:
+        key = f"{RATE}.lr_decay_steps" if given(f"{RATE}.lr_decay_steps") else f"{RATE}.lr_decay_starting_step"
+        left = max(0, steps - decay_start(rate))
+        yield Finding(
+            key=key,
+            message=f"the decay ends at step {end:,}, after the last step {steps:,}: it stops at a learning rate of "
+            f"{final:.4g}, above min_decay_lr = {rate.min_decay_lr:.4g}",
+            found=str(decay_steps(rate, train_steps=steps)),
+            expected=f"at most {left}",
+            severity=Severity.WARNING,
+        )
+
+
+def constant_rate_has_no_decay(c: Any, given: Given) -> Iterator[Finding]:
+    """Keys of a decay beside the constant style: one of the two was not meant."""
+    if c.optimizer.learning_rate_scheduler.lr_decay_style != CONSTANT:
+        return
+    for name in ("lr_decay_steps", "lr_decay_starting_step", "min_decay_lr"):
+        if getattr(c.optimizer.learning_rate_scheduler, name):
+            message = "without effect: lr_decay_style is constant, so the rate never decays"
+            expected = "no such key, or lr_decay_style linear, cosine or 1-sqrt"
+            yield Finding(key=f"{RATE}.{name}", message=message, expected=expected, severity=Severity.WARNING)
+
+
+def weight_decay_arrives(c: Any, given: Given) -> Iterator[Finding]:
+    """A change of weight decay that outlasts the run stops on its way."""
+    schedule, steps = c.optimizer.weight_decay_schedule, c.tokens.train_steps
+    if schedule is None:
+        return
+    end = schedule.starting_step + weight_decay_steps(schedule, train_steps=steps)
+    if schedule.starting_step >= steps:
+        message = f"the change of weight decay starts after the last step {steps:,}: it never happens"
+        key, found = f"{DECAY}.starting_step", str(schedule.starting_step)
+        yield Finding(key=key, message=message, found=found, severity=Severity.WARNING)
+    elif end > steps:
+        message = f"the change of weight decay ends at step {end:,}, after the last step {steps:,}"
+        expected = f"at most {steps - schedule.starting_step}"
+        key, found = f"{DECAY}.steps", str(schedule.steps)
+        yield Finding(key=key, message=message, found=found, expected=expected, severity=Severity.WARNING)
+
+
+OPTIMIZER_RULES: tuple[Rule, ...] = (
+    rate_order,
+    rate_reaches_its_floor,
+    constant_rate_has_no_decay,
+    weight_decay_arrives,
+)
