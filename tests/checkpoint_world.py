@@ -20,6 +20,7 @@ from trainer.checkpoint.shards import RankShards
 from trainer.checkpoint.state import RunState
 from trainer.mesh.topology import Topology
 from trainer.optim.layout import STATES, plan_rank_layout
+from trainer.pipeline.schedule import Placement
 from trainer.spec import Init, InitKind, ParamSpec
 
 VOCAB, HIDDEN, FFN, LAYERS = 13, 8, 12, 3
@@ -28,10 +29,11 @@ VOCAB, HIDDEN, FFN, LAYERS = 13, 8, 12, 3
 BUCKET_NUMEL = 200
 
 
-def make_specs(topology: Topology, *, tied: bool) -> tuple[ParamSpec, ...]:
+def make_specs(topology: Topology, *, tied: bool, placement: Placement | None = None) -> tuple[ParamSpec, ...]:
     """A small decoder with every kind of tensor: padded and cut by rows, cut by rows, by columns, not cut, tied."""
-    last = topology.pp - 1
-    spec_of = partial(make_spec, topology.tp)
+    placement = Placement.loop(topology.pp) if placement is None else placement
+    last = placement.num_stages - 1
+    spec_of = partial(make_spec, topology.tp, placement)
     stages = tuple(dict.fromkeys((0, last))) if tied else (0,)
     specs = [spec_of("model.embed_tokens.weight", (VOCAB, HIDDEN), 0, stages)]
     for layer in range(LAYERS):
@@ -48,7 +50,9 @@ def make_specs(topology: Topology, *, tied: bool) -> tuple[ParamSpec, ...]:
     return tuple(specs)
 
 
-def make_spec(tp: int, name: str, shape: tuple[int, ...], shard_dim: int | None, stages: tuple[int, ...]) -> ParamSpec:
+def make_spec(
+    tp: int, placement: Placement, name: str, shape: tuple[int, ...], shard_dim: int | None, stages: tuple[int, ...]
+) -> ParamSpec:
     padded = tuple(-(-n // tp) * tp if dim == shard_dim else n for dim, n in enumerate(shape))
     return ParamSpec(
         name=name,
@@ -56,6 +60,7 @@ def make_spec(tp: int, name: str, shape: tuple[int, ...], shard_dim: int | None,
         padded_shape=padded,
         shard_dim=shard_dim,
         stages=stages,
+        pp_ranks=tuple(dict.fromkeys(placement.ranks[stage] for stage in stages)),
         init=Init(kind=InitKind.NORMAL, std=0.02),
         decay=len(shape) > 1,
         fan_in=shape[-1],

@@ -14,6 +14,7 @@ V, T = 67, 16
 def tiny_config(
     *, dp: int = 1, pp: int = 1, tp: int = 1, tied: bool = True, layers: int = 2, heads: int = 4, kv_heads: int = 2,
     dtype: str = "float32", zero_stage: int = 1, use_mup: bool = False, vocab: int = V, clip: float | None = 1.0,
+    pp_engine: str = "1f1b", virtual_stages: int | None = None, layers_per_stage: list[int] | None = None,
 ) -> c.Config:  # fmt: skip
     shape = c.ModelConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=heads,
@@ -21,7 +22,9 @@ def tiny_config(
     )  # fmt: skip
     return c.Config(
         general=c.General(project="test", run="tiny", seed=7),
-        parallelism=c.Parallelism(dp=dp, pp=pp, tp=tp),
+        parallelism=c.Parallelism(
+            dp=dp, pp=pp, tp=tp, pp_engine=pp_engine, virtual_stages=virtual_stages, layers_per_stage=layers_per_stage
+        ),
         model=c.Model(model_config=shape, dtype=dtype, init_method=c.InitMethod(use_mup=use_mup)),  # type: ignore[arg-type]
         optimizer=c.Optimizer(
             learning_rate_scheduler=c.LearningRateScheduler(learning_rate=1e-3), zero_stage=zero_stage, clip_grad=clip

@@ -10,7 +10,7 @@ ahead, in a reduction that has to be waited for anyway: a step begins without wa
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from trainer.beat import Word
 from trainer.comm import all_reduce
 from trainer.device import precision
 from trainer.init import draw_box
+from trainer.layers.deferred import deferred_linear
 from trainer.layers.factory import LayerFactory
 from trainer.layers.tied import TiedParameter
 from trainer.mesh.context import ParallelContext
@@ -29,13 +30,15 @@ from trainer.optim.adamw import AdamW
 from trainer.optim.layout import DEFAULT_BUCKET_NUMEL, plan_rank_layout
 from trainer.optim.optimizer import FlatOptimizer
 from trainer.pipeline.block import PipelineBlock
+from trainer.pipeline.choose import training_lists
 from trainer.pipeline.engine.interpreter import Interpreter
-from trainer.pipeline.generators import forward_only, make_schedule
+from trainer.pipeline.generators import forward_only
 from trainer.pipeline.graph import Graph
-from trainer.pipeline.schedule import Action, Lists, Placement
+from trainer.pipeline.partition import placement
+from trainer.pipeline.schedule import Action, Lists
 from trainer.pipeline.trace import trace
 from trainer.pipeline.validate import validate
-from trainer.spec import ParamSpec, local_box, local_shape, param_specs, specs_on_stage
+from trainer.spec import ParamSpec, local_box, local_shape, param_specs, specs_on_rank
 
 if TYPE_CHECKING:
     from trainer.config.model import Config
@@ -81,7 +84,7 @@ class Engine:
 
     def __init__(self, config: "Config", ctx: ParallelContext, *, bucket_numel: int = DEFAULT_BUCKET_NUMEL) -> None:
         self.config, self.ctx, self.topology = config, ctx, ctx.topology
-        self.stage = ctx.get_pp_rank()
+        self.pp_rank, self.placement = ctx.get_pp_rank(), placement(config, ctx.topology.pp)
         self.precision = precision(config.model.dtype)
         self.specs: tuple[ParamSpec, ...] = param_specs(config, ctx.topology)
         self.bucket_numel = bucket_numel
@@ -92,8 +95,9 @@ class Engine:
         self.optimizer = FlatOptimizer(
             self.specs, self.layout, ctx, precision=self.precision, zero_stage=self.zero_stage, adamw=adamw
         )
-        self.model = Llama(config, LayerFactory(tp=ctx.tp, dtype=self.precision.compute), ctx.topology)
-        self._modules = _build_stage(self.model, self.stage)
+        factories = LayerFactory(tp=ctx.tp, dtype=self.precision.compute, linear=deferred_linear)
+        self.model = Llama(config, factories, ctx.topology)
+        self._modules = _build_stages(self.model, self.placement.stages_of(self.pp_rank))
         self._extra_grads: dict[str, list[torch.Tensor]] = {}
         self._parameters = self._place_parameters()
         self._interpreters: dict[tuple[int, ...], Interpreter] = {}
@@ -106,7 +110,7 @@ class Engine:
 
     def init_weights(self) -> None:
         """Draw the model of `general.seed`: bitwise the same on every mesh. Moments become zero."""
-        for spec in specs_on_stage(self.specs, self.stage):
+        for spec in specs_on_rank(self.specs, self.pp_rank):
             tp, tp_rank = self.topology.tp, self.ctx.get_tp_rank()
             box = local_box(spec, tp, tp_rank)
             value = torch.zeros(local_shape(spec, tp, tp_rank), dtype=self.precision.master)
@@ -163,7 +167,7 @@ class Engine:
     def backward(self, batch: "StepBatch", *, num_valid: int) -> torch.Tensor:
         """Fill the gradient buckets with this rank's sums over its micro-batches, tie sites added.
 
-        Returns this rank's Σ loss / num_valid (fp64 scalar, 0 off the last stage). Comm: p2p over pp, tp collectives.
+        Returns this rank's Σ loss / num_valid (fp64, 0 without the last stage). Comm: p2p over pp, tp collectives.
         """
         self.optimizer.zero_grads()
         for sites in self._extra_grads.values():
@@ -193,19 +197,18 @@ class Engine:
         key = tuple(shape)
         if key not in self._interpreters:
             self._interpreters[key] = Interpreter(
-                self._trace(key), self._modules, stage=self.stage, pp=self.ctx.pp, device=self.ctx.device
+                self._trace(key), self._modules, placement=self.placement, pp=self.ctx.pp, device=self.ctx.device
             )
         interpreter = self._interpreters[key]
         plan = (key, m, is_training)
         if plan not in self._plans:
-            self._plans[plan] = self._schedule(interpreter.graph, m, is_training=is_training)[self.stage]
+            self._plans[plan] = self._schedule(interpreter.graph, m, is_training=is_training)[self.pp_rank]
         return interpreter, self._plans[plan]
 
     def _schedule(self, graph: Graph, m: int, *, is_training: bool) -> Lists:
-        p = self.topology.pp
-        if is_training:
-            return validate(make_schedule(self.config.parallelism.pp_engine, p=p, m=m), graph.links).lists
-        return validate(forward_only(Placement.loop(p), m), graph.links).lists
+        if not is_training:
+            return validate(forward_only(self.placement, m), graph.links).lists
+        return training_lists(self.config, graph.links, p=self.topology.pp, m=m)
 
     def _trace(self, shape_BT: tuple[int, ...]) -> Graph:
         fields: dict[str, Any] = {
@@ -247,7 +250,7 @@ class Engine:
     @property
     def _is_loss_rank(self) -> bool:
         """Whether this rank speaks for its tp group about the loss."""
-        return self.stage == self.topology.pp - 1 and self.ctx.get_tp_rank() == 0
+        return self.pp_rank == self.placement.ranks[-1] and self.ctx.get_tp_rank() == 0
 
     def _only_once(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self._is_loss_rank else self._zero()
@@ -256,7 +259,7 @@ class Engine:
         return torch.zeros((), dtype=torch.float64, device=self.ctx.device)
 
     def _place_parameters(self) -> list[tuple[str, nn.Parameter, int]]:
-        """Give every parameter of this stage its place in the buckets; a second tie site gets a gradient of its own."""
+        """Give every parameter of this rank its place in the buckets; a second tie site gets a gradient of its own."""
         alias = {live: tie.name for tie in self.model.ties for _, live in tie.sites}
         placed: list[tuple[str, nn.Parameter, int]] = []
         seen: set[str] = set()
@@ -275,9 +278,9 @@ class Engine:
         return placed
 
     def _sum_tie(self, tie: TiedParameter) -> None:
-        if tie.local_sites(self.stage):
+        if tie.local_sites(self.pp_rank):
             _, grad = self.optimizer.view(tie.name)
-            tie.sum_sites([grad, *self._extra_grads.get(tie.name, [])], stage=self.stage, pp=self.ctx.pp)
+            tie.sum_sites([grad, *self._extra_grads.get(tie.name, [])], pp=self.ctx.pp)
 
     def _check_gradient_storage(self) -> None:
         """Autograd must have added in place: a replaced .grad would be missing from the bucket, silently."""
@@ -286,8 +289,8 @@ class Engine:
             assert grad is not None and grad.data_ptr() == pointer, f"{live}: .grad left its bucket"
 
 
-def _build_stage(model: nn.Module, stage: int) -> dict[str, nn.Module]:
-    blocks = [m for m in model.modules() if isinstance(m, PipelineBlock) and m.stage == stage]
+def _build_stages(model: nn.Module, stages: Sequence[int]) -> dict[str, nn.Module]:
+    blocks = [m for m in model.modules() if isinstance(m, PipelineBlock) and m.stage in stages]
     return {block.name: block.build() for block in blocks}
 
 

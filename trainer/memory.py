@@ -1,22 +1,27 @@
 """Memory of the fullest rank, estimated from the config alone. Pure; an estimate, and called so wherever it is shown.
 
-    parameters    compute dtype, this rank's share of tp and pp (a tied embedding on each stage that uses it)
+    parameters    compute dtype, this rank's share of tp and pp (a tied embedding on each rank that uses it)
     gradients     fp32 (fp64 when computing in fp64), all of the rank's parameters, one buffer per tie site
     optimizer     master copy (fp32 and fp64 parameters are their own) and two moments; ZeRO-1 divides both by dp
-    activations   what backward needs of all micro-batches in flight on the stage, and the widest temporaries
+    activations   what backward needs of all micro-batches in flight on the rank, and the widest temporaries
     logits        one chunk of the vocabulary-parallel cross-entropy, and the head's gradient that waits for backward
 
 Dims: B micro-batch · T sequence · D hidden · F ffn · H heads · K kv heads · d head dim · V vocab.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from trainer.flops import Gpu
 from trainer.mesh.topology import Topology
-from trainer.pipeline.partition import layer_counts
-from trainer.spec import ParamSpec, head_cost, local_shape, param_specs, specs_on_stage
+from trainer.pipeline.generators import make_schedule
+from trainer.pipeline.partition import is_schedule_file, placement, stage_layers
+from trainer.pipeline.schedule import Schedule
+from trainer.pipeline.validate import peak_held
+from trainer.spec import ParamSpec, local_shape, param_specs, specs_on_rank
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -51,13 +56,18 @@ class RankMemory:
         return {name: int(getattr(self, name)) for name in parts}
 
 
-def rank_memory(config: "Config", *, micro_batch_size: int | None = None) -> RankMemory:
-    """The fullest rank of the mesh; `micro_batch_size` asks what another one would take."""
+def rank_memory(
+    config: "Config", *, micro_batch_size: int | None = None, schedule: Schedule | None = None
+) -> RankMemory:
+    """The fullest rank of the mesh; `micro_batch_size` asks what another one would take.
+
+    `schedule`: the one in the file that the config names. Without it a file counts as AFAB, the most it could hold.
+    """
     topology = topology_of(config)
     specs = param_specs(config, topology)
     size = config.tokens.micro_batch_size if micro_batch_size is None else micro_batch_size
-    stages = (_stage_memory(config, specs, stage, size) for stage in range(topology.pp))
-    return max(stages, key=lambda memory: memory.total)
+    ranks = (_rank_memory(config, specs, rank, schedule, size) for rank in range(topology.pp))
+    return max(ranks, key=lambda memory: memory.total)
 
 
 def topology_of(config: "Config") -> Topology:
@@ -66,56 +76,77 @@ def topology_of(config: "Config") -> Topology:
     return Topology(dp=mesh.dp, pp=mesh.pp, tp=mesh.tp, cp=mesh.cp)
 
 
-def _stage_memory(config: "Config", specs: tuple[ParamSpec, ...], stage: int, micro_batch_size: int) -> RankMemory:
+def _rank_memory(
+    config: "Config", specs: tuple[ParamSpec, ...], rank: int, schedule: Schedule | None, size: int
+) -> RankMemory:
     mesh = config.parallelism
     width = DTYPE_BYTES[config.compute_dtype]
     wide = max(4, width)
-    here = [(spec, math.prod(local_shape(spec, mesh.tp, 0))) for spec in specs_on_stage(specs, stage)]
+    here = [(spec, math.prod(local_shape(spec, mesh.tp, 0))) for spec in specs_on_rank(specs, rank)]
     numel = sum(count for _, count in here)
-    # A second site of a tied weight on the same stage accumulates in a buffer of its own.
-    more_sites = sum(count * (spec.tie_sites - len(spec.stages)) for spec, count in here)
+    # A second site of a tied weight on the same rank accumulates in a buffer of its own.
+    more_sites = sum(count * (spec.tie_sites - len(spec.pp_ranks)) for spec, count in here)
     shards = mesh.dp if config.optimizer.zero_stage == 1 else 1
     states = 3 if width < wide else 2
     return RankMemory(
         parameters=numel * width,
         gradients=(numel + more_sites) * wide,
         optimizer=-(-numel * states * wide // shards),
-        activations=_activations(config, stage, micro_batch_size),
-        logits=_logits(config, micro_batch_size) if stage == mesh.pp - 1 else 0,
+        activations=_activations(config, rank, schedule, size),
+        logits=_logits(config, rank, schedule, size),
     )
 
 
-def _activations(config: "Config", stage: int, micro_batch_size: int) -> int:
-    """Per layer and token: 4 D (both norms' inputs and outputs), 2 (H+K)·d (q, k, v, attention out), 4 F, of which tp
-    divides the last two (sequence parallelism is not used). Kernels as on a GPU: fused norm and attention."""
+def _activations(config: "Config", rank: int, schedule: Schedule | None, micro_batch_size: int) -> int:
+    """What the rank's own order of actions makes it hold at most, and the widest temporaries.
+
+    Per layer and token: 4 D (both norms' inputs and outputs), 2 (H+K)·d (q, k, v, attention out), 4 F, of which tp
+    divides the last two (sequence parallelism is not used). Kernels as on a GPU: fused norm and attention. From I to W
+    a layer keeps the inputs of its linear layers and the gradients of their outputs: one F less.
+    """
     model, mesh = config.model.model_config, config.parallelism
     tokens = micro_batch_size * config.tokens.sequence_length // mesh.cp
     heads = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim // mesh.tp
     ffn = model.intermediate_size // mesh.tp
-    layers = layer_counts(num_layers=model.num_hidden_layers, pp=mesh.pp, head_cost=head_cost(config))[stage]
-    saved = layers * (4 * model.hidden_size + heads + 4 * ffn) + model.hidden_size
+    layer = 4 * model.hidden_size + heads + 4 * ffn
+    layers = stage_layers(config, placement(config, mesh.pp).num_stages)
+    alive = [count * layer + model.hidden_size for count in layers]
+    peak = _held(config, rank, schedule, alive, [count * (layer - ffn) for count in layers])
     temporary = 2 * model.hidden_size + 3 * ffn
-    return tokens * (saved * _in_flight(config, stage) + temporary) * DTYPE_BYTES[config.compute_dtype]
+    return tokens * (peak + temporary) * DTYPE_BYTES[config.compute_dtype]
 
 
-def _in_flight(config: "Config", stage: int) -> int:
-    """Micro-batches whose forward is done and backward is not, at most."""
-    if config.parallelism.pp_engine == "1f1b":
-        return min(config.num_micro_batches, config.parallelism.pp - stage)
-    return config.num_micro_batches
+def _held(config: "Config", rank: int, schedule: Schedule | None, alive: Sequence[int], pending: Sequence[int]) -> int:
+    """The most that the rank's order of actions makes it hold, in the unit of `alive` and `pending` (by stage)."""
+    mesh, m = config.parallelism, config.num_micro_batches
+    p, where = mesh.pp, placement(config, mesh.pp)
+    if schedule is None and (mesh.pp_engine == "afab" or is_schedule_file(mesh.pp_engine)):
+        return m * sum(alive[stage] for stage in where.stages_of(rank))
+    if schedule is None:
+        enough = m % p + p * max(4, p)  # with more micro-batches no rank ever holds more
+        schedule = _named_schedule(mesh.pp_engine, p, min(m, enough), where.v)
+    return peak_held(schedule.lists[rank], alive, pending)
 
 
-def _logits(config: "Config", micro_batch_size: int) -> int:
+@lru_cache(maxsize=8)
+def _named_schedule(name: str, p: int, m: int, v: int) -> Schedule:
+    """A schedule made once: the estimate is asked for many micro-batch sizes."""
+    return make_schedule(name, p=p, m=m, v=v)
+
+
+def _logits(config: "Config", rank: int, schedule: Schedule | None, micro_batch_size: int) -> int:
     """One chunk of logits in the statistics dtype and once more in the compute dtype; and what each micro-batch in
     flight on the last stage keeps: the gradients of its hidden states and of the head, made along with the loss."""
     model, mesh = config.model.model_config, config.parallelism
     width = DTYPE_BYTES[config.compute_dtype]
     wide = max(4, width)
+    last = placement(config, mesh.pp).num_stages - 1
+    in_flight = _held(config, rank, schedule, [0] * last + [1], [0] * (last + 1))
     tokens = micro_batch_size * config.tokens.sequence_length // mesh.cp
     vocab = -(-model.vocab_size // mesh.tp)
     chunk = min(tokens * vocab, LOGITS_CHUNK_NUMEL) * (wide + (width if width < wide else 0))
     kept = (tokens * width + vocab * wide) * model.hidden_size
-    return chunk + kept * _in_flight(config, mesh.pp - 1)
+    return (chunk if in_flight else 0) + kept * in_flight
 
 
 def usable_bytes(gpu: Gpu) -> int:

@@ -1,8 +1,8 @@
 """ParamSpec: the one table that drives initialisation, sharding, gradients, checkpoints and export. No torch.
 
 Each canonical tensor (Hugging Face name, full unpadded shape) has one row that says which dim tensor parallelism cuts,
-on which pipeline stages it lives, how it is drawn, whether it decays. Everything else in the trainer *reads* this
-table: two places for one of these facts is how parallel trainers go wrong.
+on which pipeline stages and ranks it lives, how it is drawn, whether it decays. Everything else in the trainer *reads*
+this table: two places for one of these facts is how parallel trainers go wrong.
 
 Dims: V vocab · D hidden · F ffn · H heads · K kv heads · d head dim.
 """
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from trainer.errors import ConfigError
 from trainer.mesh.topology import Topology
 from trainer.mup import lr_multiplier, spectral_std
-from trainer.pipeline.partition import layer_counts, stage_of_layer
+from trainer.pipeline.partition import placement, stage_layers, stage_of_layer
+from trainer.pipeline.schedule import Placement
 
 if TYPE_CHECKING:
     from trainer.config.model import Config
@@ -52,8 +53,9 @@ class Box:
 class ParamSpec:
     """One canonical tensor. `shape` is what a checkpoint holds, `padded_shape` what tp divides evenly.
 
-    `stages`: pipeline stages that hold a copy, in tie-site order (a tied embedding lives on the first and the last).
-    `tie_sites`: how many places of the model use it (2 for a tied embedding, also when both are on one stage).
+    `stages`: pipeline stages that use it, in tie-site order (a tied embedding: the first and the last).
+    `pp_ranks`: pipeline ranks that hold a copy, in the same order, each once (both tie sites may be on one rank).
+    `tie_sites`: how many places of the model use it (2 for a tied embedding, also when both are on one rank).
     `tp_partial_grad`: each tp rank's gradient is a part and must be summed over tp.
     `lr_mult`: factor on the learning rate (spectral muP), else 1.
     """
@@ -63,6 +65,7 @@ class ParamSpec:
     padded_shape: tuple[int, ...]
     shard_dim: int | None
     stages: tuple[int, ...]
+    pp_ranks: tuple[int, ...]
     init: Init
     decay: bool
     fan_in: int
@@ -83,9 +86,10 @@ def param_specs(config: "Config", topology: Topology) -> tuple[ParamSpec, ...]:
     """
     check_divisible(config, topology)
     model = config.model.model_config
-    counts = layer_counts(num_layers=model.num_hidden_layers, pp=topology.pp, head_cost=head_cost(config))
-    last = topology.pp - 1
-    build = _Builder(config=config, topology=topology)
+    where = placement(config, topology.pp)
+    counts = stage_layers(config, where.num_stages)
+    last = where.num_stages - 1
+    build = _Builder(config=config, topology=topology, placement=where)
     tied = bool(model.tie_word_embeddings)
     specs = [build.embedding(stages=tuple(dict.fromkeys((0, last))) if tied else (0,), sites=1 + tied)]
     for layer, stage in enumerate(stage_of_layer(counts)):
@@ -96,16 +100,9 @@ def param_specs(config: "Config", topology: Topology) -> tuple[ParamSpec, ...]:
     return tuple(specs)
 
 
-def head_cost(config: "Config") -> float:
-    """Parameters of the head divided by those of one decoder layer: their GEMM costs compare alike."""
-    model = config.model.model_config
-    attention = 2 * (model.num_attention_heads + model.kv_heads) * model.head_size
-    return float(model.vocab_size / (attention + 3 * model.intermediate_size))
-
-
-def specs_on_stage(specs: Sequence[ParamSpec], stage: int) -> tuple[ParamSpec, ...]:
-    """The specs with a copy on `stage`, in canonical order."""
-    return tuple(spec for spec in specs if stage in spec.stages)
+def specs_on_rank(specs: Sequence[ParamSpec], pp_rank: int) -> tuple[ParamSpec, ...]:
+    """The specs with a copy on pipeline rank `pp_rank`, whichever of its stages use them, in canonical order."""
+    return tuple(spec for spec in specs if pp_rank in spec.pp_ranks)
 
 
 def local_shape(spec: ParamSpec, tp: int, tp_rank: int) -> tuple[int, ...]:
@@ -153,6 +150,7 @@ class _Builder:
 
     config: "Config"
     topology: Topology
+    placement: Placement
 
     def decoder_layer(self, layer: int, stage: int) -> list[ParamSpec]:
         """The nine tensors of one Llama layer, in Hugging Face's order."""
@@ -183,7 +181,7 @@ class _Builder:
     def norm(self, name: str, stage: int) -> ParamSpec:
         d = self.config.model.model_config.hidden_size
         return ParamSpec(
-            name=name, shape=(d,), padded_shape=(d,), shard_dim=None, stages=(stage,),
+            name=name, shape=(d,), padded_shape=(d,), shard_dim=None, stages=(stage,), pp_ranks=self._ranks(stage),
             init=Init(kind=InitKind.ONES), decay=False, fan_in=1, fan_out=d,
         )  # fmt: skip
 
@@ -191,7 +189,8 @@ class _Builder:
         """A lookup sums over no width, so muP changes neither its draw nor its rate, also where it is the head too."""
         (v, d), padded = self._vocab_shape, self._padded_vocab_shape
         return ParamSpec(
-            name=EMBEDDING, shape=(v, d), padded_shape=padded, shard_dim=0, stages=stages, tie_sites=sites,
+            name=EMBEDDING, shape=(v, d), padded_shape=padded, shard_dim=0, stages=stages,
+            pp_ranks=self._ranks(*stages), tie_sites=sites,
             init=Init(kind=InitKind.NORMAL, std=self._std), decay=True, fan_in=d, fan_out=v,
         )  # fmt: skip
 
@@ -215,11 +214,15 @@ class _Builder:
         std = self.config.model.init_method.std
         return float(self.config.model.model_config.initializer_range if std is None else std)
 
+    def _ranks(self, *stages: int) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self.placement.ranks[stage] for stage in stages))
+
     def _matrix(self, name: str, shape: tuple[int, int], stage: int, *, shard_dim: int, std: float) -> ParamSpec:
         fan_out, fan_in = shape
         mup = bool(self.config.model.init_method.use_mup)
         return ParamSpec(
-            name=name, shape=shape, padded_shape=shape, shard_dim=shard_dim, stages=(stage,), decay=True,
+            name=name, shape=shape, padded_shape=shape, shard_dim=shard_dim, stages=(stage,),
+            pp_ranks=self._ranks(stage), decay=True,
             init=Init(kind=InitKind.NORMAL, std=spectral_std(fan_in, fan_out) if mup else std),
             fan_in=fan_in, fan_out=fan_out, lr_mult=lr_multiplier(fan_in) if mup else 1.0,
         )  # fmt: skip

@@ -42,6 +42,8 @@ class Case:
     tied: bool = True
     zero_stage: int = 1
     schedule: str = "1f1b"
+    virtual_stages: int | None = None
+    layers_per_stage: tuple[int, ...] | None = None
     dtype: str = "float64"
     bucket_numel: int = 4096
     layers: int = 2
@@ -60,7 +62,8 @@ class Case:
 
     def __str__(self) -> str:
         tie = "tied" if self.tied else "untied"
-        extra = ("" if self.dtype == "float64" else f"-{self.dtype}") + "-mup" * self.use_mup
+        virtual = "" if self.virtual_stages is None else f"-v{self.virtual_stages}"
+        extra = virtual + ("" if self.dtype == "float64" else f"-{self.dtype}") + "-mup" * self.use_mup
         return f"dp{self.dp}-pp{self.pp}-tp{self.tp}-{tie}-zero{self.zero_stage}-{self.schedule}{extra}"
 
 
@@ -71,7 +74,10 @@ def make_config(case: Case) -> Config:
     )  # fmt: skip
     return Config(
         general=General(project="test", run="equivalence", seed=7),
-        parallelism=Parallelism(dp=case.dp, pp=case.pp, tp=case.tp, pp_engine=case.schedule),  # type: ignore[arg-type]
+        parallelism=Parallelism(
+            dp=case.dp, pp=case.pp, tp=case.tp, pp_engine=case.schedule, virtual_stages=case.virtual_stages,
+            layers_per_stage=None if case.layers_per_stage is None else list(case.layers_per_stage),
+        ),
         model=Model(model_config=shape, dtype=case.dtype, init_method=InitMethod(std=0.08, use_mup=case.use_mup)),  # type: ignore[arg-type]
         optimizer=Optimizer(
             learning_rate_scheduler=LearningRateScheduler(learning_rate=LR[0]), weight_decay=DECAY, clip_grad=CLIP,

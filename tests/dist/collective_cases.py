@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from dist.pool import Ranks
 from torch import nn
 
-from trainer.comm import Counter, Group, reduce_scatter
+from trainer.comm import Counter, Group, reduce_scatter, solo
 from trainer.layers.collectives import copy_to_tp, reduce_from_tp
+from trainer.layers.deferred import deferred_linear
 from trainer.layers.linear import ColumnParallelLinear, RowParallelLinear
 from trainer.layers.vocab import VocabParallelEmbedding, VocabRange, vocab_parallel_cross_entropy
 from trainer.mesh.context import ParallelContext
@@ -134,9 +135,14 @@ class _Source(nn.Module):
 
 
 class _Middle(nn.Module):
+    """Its weight's gradient waits for W, its bias' does not."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(4, 4, dtype=torch.float64)
+        self.linear = RowParallelLinear(4, 4, tp=solo(), dtype=torch.float64, bias=True, linear=deferred_linear)
+        set_weight(self.linear, "weight", torch.randn(4, 4, dtype=torch.float64))
+        set_weight(self.linear, "bias", torch.randn(4, dtype=torch.float64))
+        self.linear.weight.grad = torch.zeros(4, 4, dtype=torch.float64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.linear(x))
@@ -152,37 +158,36 @@ class _Sink(nn.Module):
 
 
 class Skipping(nn.Module):
-    """Three stages, two skip connections over the middle one, an integer tensor that travels, a value used twice."""
+    """Four stages; two tensors skip the middle two, one of them also feeds the next; an integer tensor travels."""
 
-    def __init__(self, stages: tuple[int, int, int]) -> None:
+    def __init__(self, stages: tuple[int, int, int, int]) -> None:
         super().__init__()
         self.source = PipelineBlock(_Source, name="source", stage=stages[0])
-        self.middle = PipelineBlock(_Middle, name="middle", stage=stages[1])
-        self.sink = PipelineBlock(_Sink, name="sink", stage=stages[2])
+        self.first = PipelineBlock(_Middle, name="first", stage=stages[1])
+        self.second = PipelineBlock(_Middle, name="second", stage=stages[2])
+        self.sink = PipelineBlock(_Sink, name="sink", stage=stages[3])
 
     def forward(self, *, ids: TensorPointer) -> TensorPointer:
         x, skip, shifted = self.source(ids=ids)
-        out: TensorPointer = self.sink(x=self.middle(x=x), skip=skip, other=x, ids=shifted)
+        out: TensorPointer = self.sink(x=self.second(x=self.first(x=x)), skip=skip, other=x, ids=shifted)
         return out
 
 
 def skip_pipeline(ranks: Ranks, pp: int, name: str) -> tuple[float, dict[str, np.ndarray]]:
-    """(Σ loss, gradients by name) of `Skipping` on this stage after 4 micro-batches."""
-    topology = Topology(pp=pp)
-    cpu = torch.device("cpu")
-    ctx = ParallelContext(topology, rank=ranks.rank, device=cpu, group_factory=ranks.group)
-    model = Skipping((0, 1, 2) if pp == 3 else (0, 0, 0))
+    """(Σ loss, gradients by name) of `Skipping` on this rank after 4 micro-batches; one stage if pp = 1."""
+    ctx = ParallelContext(Topology(pp=pp), rank=ranks.rank, device=torch.device("cpu"), group_factory=ranks.group)
+    made = make_schedule(name, p=pp, m=4)
+    model = Skipping((0, 1, 2, 3) if made.placement.num_stages == 4 else (0, 0, 0, 0))
     graph = trace(model, {"ids": torch.zeros(2, 3, dtype=torch.int64, device="meta")})
     modules: dict[str, Any] = {}
-    for seed, block in enumerate((model.source, model.middle, model.sink)):
+    for seed, block in enumerate((model.source, model.first, model.second, model.sink)):
         torch.manual_seed(seed)
         module = block.builder()
-        if block.stage == ctx.get_pp_rank():
+        if made.placement.ranks[block.stage] == ctx.get_pp_rank():
             modules[block.name] = module
-    schedule = validate(make_schedule(name, p=pp, m=4), graph.links).lists
     generator = torch.Generator().manual_seed(9)
     fields = [{"ids": torch.randint(0, 7, (2, 3), generator=generator)} for _ in range(4)]
-    interpreter = Interpreter(graph, modules, stage=ctx.get_pp_rank(), pp=ctx.pp, device=cpu)
-    loss = interpreter.run(schedule[ctx.get_pp_rank()], fields, is_training=True)
+    interpreter = Interpreter(graph, modules, placement=made.placement, pp=ctx.pp, device=torch.device("cpu"))
+    loss = interpreter.run(validate(made, graph.links).lists[ctx.get_pp_rank()], fields, is_training=True)
     named = {f"{block}.{n}": p for block, module in modules.items() for n, p in module.named_parameters()}
     return float(loss), {n: p.grad.numpy().copy() for n, p in named.items() if p.grad is not None}

@@ -34,6 +34,14 @@ WIDE = [
     Case(dp=8, tied=True, bucket_numel=1000),
     Case(pp=4, tp=2, tied=True, layers=4, schedule="afab"),
     Case(dp=2, tp=2, tied=False, use_mup=True),
+    Case(pp=2, tied=True, layers=5, schedule="interleaved"),
+    Case(pp=2, tp=2, tied=False, layers=6, schedule="interleaved", virtual_stages=3),
+    Case(pp=4, tied=True, layers=8, schedule="interleaved", layers_per_stage=(0, 1, 2, 1, 1, 1, 1, 1)),
+    Case(dp=2, pp=2, tied=True, layers=4, schedule="zb-h1"),
+    Case(pp=4, tp=2, tied=False, layers=4, schedule="zb-h1"),
+    Case(dp=2, pp=2, tied=True, layers=4, schedule="zb-v"),
+    Case(pp=2, tied=True, layers=4, schedule="afab", virtual_stages=2),
+    Case(tied=True, layers=4, schedule="interleaved", virtual_stages=2),
     Case(pp=2, tp=2, tied=True, use_mup=True),
 ]
 
@@ -139,9 +147,9 @@ def check(pool: Pool, case: Case) -> None:
         assert close(value, outcome.gradients[name]) < TOLERANCE, f"gradient of {name} on stage {stage}"
     for (name, stage), value in weights.items():
         assert close(value, outcome.weights[name]) < TOLERANCE, f"weight {name} on stage {stage}"
-    if case.tied and case.pp > 1:
-        copies = [value for (name, _), value in weights.items() if name == "model.embed_tokens.weight"]
-        assert len(copies) == 2 and np.array_equal(*copies), "tied copies must stay bitwise equal"
+    copies = [value for (name, _), value in weights.items() if name == "model.embed_tokens.weight"]
+    assert len(copies) == len(specs_of(case, case.topology)[0].pp_ranks)
+    assert all(np.array_equal(copies[0], copy) for copy in copies), "tied copies must stay bitwise equal"
 
 
 @pytest.mark.parametrize("case", matrix(), ids=str)

@@ -16,6 +16,7 @@ from trainer.checkpoint.verify import problems
 from trainer.errors import ConfigError
 from trainer.mesh.topology import Topology
 from trainer.optim.layout import STATES
+from trainer.pipeline.schedule import Placement
 
 MESHES = [Topology(dp=dp, pp=pp, tp=tp) for dp, pp, tp in product((1, 2), repeat=3)]
 LARGE = Topology(dp=3, pp=3, tp=4)
@@ -38,6 +39,23 @@ def test_a_checkpoint_of_any_mesh_loads_on_every_other(mesh, tied, tmp_path):
             check_model(checkpoint, shards)
             fill(checkpoint, shards)
             assert_filled(shards)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_checkpoint_of_any_placement_of_stages_loads_on_every_other(tied, tmp_path):
+    """One stage a rank, two in a loop, V-shaped (both tie sites on rank 0), and all on one rank."""
+    two, one = Topology(dp=2, pp=2, tp=2), Topology()
+    placements = [Placement.loop(2), Placement.loop(2, 2), Placement.v_shape(2)]
+    worlds = [(two, make_specs(two, tied=tied, placement=placement)) for placement in placements]
+    worlds.append((one, make_specs(one, tied=tied, placement=Placement.loop(1, 3))))
+    for number, (mesh, specs) in enumerate(worlds):
+        checkpoint = open_checkpoint(save_world(tmp_path / str(number), specs, mesh))
+        for other, other_specs in worlds:
+            for rank in range(other.world_size):
+                shards = empty_rank(other_specs, other, rank, zero_stage=1)
+                check_model(checkpoint, shards)
+                fill(checkpoint, shards)
+                assert_filled(shards)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1])

@@ -45,6 +45,7 @@ from trainer.errors import CheckpointInvalid
 from trainer.mesh.context import ParallelContext
 from trainer.mesh.topology import Topology
 from trainer.mup import BASE_FAN_IN
+from trainer.pipeline.schedule import Placement
 
 VOCAB = 300
 TEXT = [f"the pawl lets the ratchet turn only forward {i} {i * i}" for i in range(60)]
@@ -312,7 +313,10 @@ def test_memory_is_that_of_the_largest_tensor(tmp_path):
     name = CheckpointName(1, (1, 1, 1))
     final, partial = tmp_path / str(name), tmp_path / partial_name(name)
     mesh = Topology(dp=2)
-    specs = [make_spec(1, f"model.layers.{i}.mlp.up_proj.weight", (2048, 2048), 0, (0,)) for i in range(12)]
+    specs = [
+        make_spec(1, Placement.loop(1), f"model.layers.{i}.mlp.up_proj.weight", (2048, 2048), 0, (0,))
+        for i in range(12)
+    ]
     total, largest = 4 * sum(spec.numel for spec in specs), 4 * 2048 * 2048
     begin(final, partial)
     shards = [empty_rank(specs, mesh, rank, zero_stage=1) for rank in range(2)]

@@ -9,13 +9,16 @@ import torch
 from trainer.config import Config, load
 from trainer.engine import Engine
 from trainer.flops import find_gpu
+from trainer.layers.deferred import take_noted
 from trainer.layers.vocab import CHUNK_NUMEL_ACCELERATOR
 from trainer.memory import LOGITS_CHUNK_NUMEL, RankMemory, largest_micro_batch, rank_memory, usable_bytes
 from trainer.mesh.context import ParallelContext
 from trainer.mesh.topology import Topology
 from trainer.models.llama import DecoderLayer
+from trainer.pipeline.generators import make_schedule
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+SHAPE = "model.model_config."
 
 
 def config(name: str, *overrides: str) -> Config:
@@ -120,11 +123,56 @@ def test_activations_of_a_layer_are_what_autograd_saves(hidden_size: int, ffn: i
     assert measured == estimate + normalised + statistics
 
 
-def test_1f1b_keeps_as_many_micro_batches_as_stages_follow() -> None:
-    """Peak live micro-batches are min(m, p - stage); with AFAB all m."""
-    base = ("parallelism.pp=4", "tokens.batch_accumulation_per_replica=8")
-    fewer, all_of_them = config("tiny", *base), config("tiny", *base, "parallelism.pp_engine=afab")
-    assert rank_memory(all_of_them).activations > 1.7 * rank_memory(fewer).activations
+def test_activations_in_flight_are_the_schedules_own() -> None:
+    """8 layers on 4 ranks, 8 micro-batches: what the fullest rank holds, in layers × micro-batches."""
+    base = ("parallelism.pp=4", "tokens.batch_accumulation_per_replica=8", f"{SHAPE}num_hidden_layers=8")
+    tokens, hidden, ffn = 2 * 32, 64, 128
+    layer = 4 * hidden + 2 * (4 + 2) * 16 + 4 * ffn
+    fewer = layer - ffn  # from I to W
+    held = {
+        "afab": 8 * (2 * layer + hidden),
+        "1f1b": 4 * (2 * layer + hidden),
+        "interleaved": 11 * (1 * layer + hidden),  # (v − 1)p + 2(p − 1) + 1 stages
+        "zb-h1": max(4 * (2 * layer + hidden), 2 * layer + hidden + 3 * 2 * fewer),
+    }
+    for name, numel in held.items():
+        memory = rank_memory(config("tiny", *base, f"parallelism.pp_engine={name}"))
+        assert memory.activations == 4 * tokens * (numel + 2 * hidden + 3 * ffn), name
+
+
+def test_more_micro_batches_than_fill_the_pipeline_are_not_played() -> None:
+    """The estimate of a million micro-batches is that of a few, at once; afab alone holds them all."""
+    for name in ("1f1b", "interleaved", "zb-h1", "zb-v"):
+        base = ("parallelism.pp=2", f"parallelism.pp_engine={name}")
+        few, many = (
+            rank_memory(config("tiny", *base, f"tokens.batch_accumulation_per_replica={m}")) for m in (16, 10**6)
+        )
+        assert few == many
+
+
+def test_a_schedule_file_counts_as_all_forwards_first_unless_it_is_given() -> None:
+    base = ("parallelism.pp=2", "tokens.batch_accumulation_per_replica=6")
+    own = config("tiny", *base, "parallelism.pp_engine=./mine.txt")
+    assert rank_memory(own) == rank_memory(config("tiny", *base, "parallelism.pp_engine=afab"))
+    given = make_schedule("1f1b", p=2, m=6)
+    assert rank_memory(own, schedule=given) == rank_memory(config("tiny", *base))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_waits_for_w_is_what_the_estimate_says(dtype: str) -> None:
+    """Distinct bytes of the factors of a layer's weight gradients: 3 F and all the rest, not 4 F."""
+    small = config("tiny", f"model.dtype={dtype}")
+    model, tokens = small.model.model_config, small.tokens.micro_batch_size * small.tokens.sequence_length
+    layer = next(m for m in engine_of(small).model.modules() if isinstance(m, DecoderLayer))
+    hidden = torch.randn(2, small.tokens.sequence_length, model.hidden_size, dtype=getattr(torch, dtype))
+    positions = torch.arange(small.tokens.sequence_length).expand(2, -1)
+    take_noted()
+    layer(hidden.requires_grad_(), positions).sum().backward()
+    factors = [factor for note in take_noted() for factor in (note.x, note.dy)]
+    sizes = {f.untyped_storage().data_ptr(): f.numel() * f.element_size() for f in factors}
+    head = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+    numel = 4 * model.hidden_size + head + 3 * model.intermediate_size
+    assert len(factors) == 14 and sum(sizes.values()) == tokens * numel * hidden.element_size()
 
 
 def test_the_fullest_stage_is_reported() -> None:

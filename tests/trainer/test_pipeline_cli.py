@@ -72,7 +72,7 @@ def test_the_drawing_is_one_page_with_every_action(tmp_path: Path, capsys: pytes
     [
         (["-p", "4"], "-p (ranks) and -m (micro-batches) are needed, or --file"),
         (["--name", "zb", "-p", "4", "-m", "4"], "unknown schedule 'zb'; known: 1f1b, afab, interleaved, zb-h1, zb-v"),
-        (["--name", "zb-h1", "-p", "4", "-m", "4", "-v", "2"], "schedule zb-h1 has one stage a rank, not v = 2"),
+        (["--name", "zb-h1", "-p", "4", "-m", "4", "-v", "2"], "schedule zb-h1 is made for v = 1 stages a rank, not 2"),
         (["--file", "no such file"], "no such file cannot be read"),
         (["--file", "x", "--name", "1f1b"], "give one of them"),
     ],

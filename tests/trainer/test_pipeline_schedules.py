@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.pipeline.generators import GENERATORS, forward_only, make_schedule
+from trainer.pipeline.generators import GENERATORS, forward_only, make_schedule, placement_of
 from trainer.pipeline.lower import chain
 from trainer.pipeline.schedule import Op, Placement, Schedule
 from trainer.pipeline.simulate import Costs, Simulation, simulate, unsynchronised_period
@@ -89,6 +89,7 @@ def test_peaks(p: int, m: int, v: int) -> None:
 def test_every_schedule_is_valid_with_the_messages_of_a_chain(p: int, m: int, v: int, name: str) -> None:
     schedule = make_schedule(name, p=p, m=m, v=v if name in ("interleaved", "afab") else None)
     stages = schedule.placement.num_stages
+    assert schedule.placement == placement_of(name, p=p, v=schedule.placement.v)
     lowered = validate(schedule, chain(stages))
     sent = [action for actions in lowered.lists for action in actions if action.op in (Op.SEND_F, Op.SEND_B)]
     turns = sum(a == b for a, b in pairwise(schedule.placement.ranks))

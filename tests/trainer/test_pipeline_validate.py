@@ -145,6 +145,6 @@ def test_unknown_names_and_sizes() -> None:
         make_schedule("zb", p=2, m=2)
     with pytest.raises(ScheduleError, match="not 0, 2, 1"):
         make_schedule("1f1b", p=0, m=2)
-    for name in ("1f1b", "zb-h1"):
-        with pytest.raises(ScheduleError, match=f"schedule {name} has one stage a rank, not v = 2"):
-            make_schedule(name, p=2, m=2, v=2)
+    for name, v in (("1f1b", 1), ("zb-h1", 1), ("zb-v", 2)):
+        with pytest.raises(ScheduleError, match=f"schedule {name} is made for v = {v} stages a rank, not 3"):
+            make_schedule(name, p=2, m=2, v=3)

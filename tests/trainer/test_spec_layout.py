@@ -15,30 +15,35 @@ from trainer.mup import attention_scale, output_multiplier
 from trainer.optim.layout import ALIGN, plan_layout, plan_rank_layout
 from trainer.optim.norm import owned_ranges
 from trainer.pipeline.partition import layer_counts
-from trainer.spec import Box, local_box, local_shape, param_specs, specs_on_stage
+from trainer.spec import Box, local_box, local_shape, param_specs, specs_on_rank
 
 axis = st.sampled_from([1, 2, 4])
 
 
-@given(dp=axis, pp=axis, tp=st.sampled_from([1, 2]), tied=st.booleans(), bucket=st.sampled_from([64, 1000, 1 << 20]))
+@given(
+    dp=axis, pp=axis, tp=st.sampled_from([1, 2]), tied=st.booleans(), bucket=st.sampled_from([64, 1000, 1 << 20]),
+    schedule=st.sampled_from(["1f1b", "interleaved", "zb-v"]),
+)  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_every_element_is_placed_once_and_counted_once(dp: int, pp: int, tp: int, tied: bool, bucket: int) -> None:
-    """Σ over ranks of the counted ranges' real elements = number of parameters, for every mesh and bucket size."""
+def test_every_element_is_placed_once_and_counted_once(
+    dp: int, pp: int, tp: int, tied: bool, bucket: int, schedule: str
+) -> None:
+    """Σ over ranks of the counted ranges' real elements = number of parameters, for every mesh, bucket, placement."""
     topology = Topology(dp=dp, pp=pp, tp=tp)
-    specs = param_specs(tiny_config(dp=dp, pp=pp, tp=tp, tied=tied, layers=4), topology)
+    specs = param_specs(tiny_config(dp=dp, pp=pp, tp=tp, tied=tied, layers=8, pp_engine=schedule), topology)
     by_name = {spec.name: spec for spec in specs}
     counted = dict.fromkeys(by_name, 0)
     for rank in range(topology.world_size):
         at = topology.coord(rank)
         layout = plan_rank_layout(specs, topology, rank, bucket_numel=bucket)
         slots = [slot.name for b in layout.buckets for slot in b.slots]
-        assert sorted(slots) == sorted(spec.name for spec in specs_on_stage(specs, at.pp))
+        assert sorted(slots) == sorted(spec.name for spec in specs_on_rank(specs, at.pp))
         for b in layout.buckets:
             assert b.numel == dp * b.shard_numel and b.shard_numel % ALIGN == 0
             assert all(slot.start % ALIGN == 0 for slot in b.slots) and b.slots[-1].stop <= b.numel
             assert len({(by_name[s.name].decay, by_name[s.name].lr_mult) for s in b.slots}) == 1
             shard = slice(at.dp * b.shard_numel, (at.dp + 1) * b.shard_numel)
-            for part in owned_ranges(b, by_name, shard=shard, stage=at.pp, tp_rank=at.tp):
+            for part in owned_ranges(b, by_name, shard=shard, pp_rank=at.pp, tp_rank=at.tp):
                 assert shard.start <= part.start < part.stop <= shard.stop
                 for slot in b.slots:
                     counted[slot.name] += max(0, min(slot.stop, part.stop) - max(slot.start, part.start))
@@ -68,10 +73,12 @@ def test_weight_decay_groups_and_tied_stages() -> None:
     assert {spec.name.split(".")[-2] for spec in specs if not spec.decay} == {
         "input_layernorm", "post_attention_layernorm", "norm",
     }  # fmt: skip
-    assert specs[0].stages == (0, 1) and specs[0].tie_sites == 2
+    assert specs[0].stages == (0, 1) == specs[0].pp_ranks and specs[0].tie_sites == 2
     assert [spec.name for spec in specs if spec.name == "lm_head.weight"] == []
     alone = param_specs(tiny_config(), Topology())[0]
-    assert alone.stages == (0,) and alone.tie_sites == 2
+    assert alone.stages == (0,) == alone.pp_ranks and alone.tie_sites == 2
+    turned = param_specs(tiny_config(pp=2, layers=4, pp_engine="zb-v"), Topology(pp=2))[0]
+    assert turned.stages == (0, 3) and turned.pp_ranks == (0,) and turned.tie_sites == 2
 
 
 @given(layers=st.integers(1, 40), pp=st.integers(1, 8), head=st.floats(0, 6))

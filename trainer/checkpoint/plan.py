@@ -8,7 +8,7 @@ moved to canonical coordinates. Nothing is asked of other ranks, so any rank can
 
 Each element is written once in the whole job, by the dp rank whose 1/dp share it falls in, also under ZeRO-0, where
 every dp rank holds everything: so files of both stages cover the same boxes. Of tensors that tp does not cut, tp rank
-0 writes; of tensors tied over stages, the first stage; of context-parallel copies, cp rank 0.
+0 writes; of tensors tied over pipeline ranks, the first of them; of context-parallel copies, cp rank 0.
 """
 
 import math
@@ -82,7 +82,7 @@ def owned_boxes(
     if at.cp != 0:
         return ()
     writes = {
-        spec.name: spec for spec in specs if spec.stages[0] == at.pp and (spec.shard_dim is not None or at.tp == 0)
+        spec.name: spec for spec in specs if spec.pp_ranks[0] == at.pp and (spec.shard_dim is not None or at.tp == 0)
     }
     pieces: list[Piece] = []
     for bucket in layout.buckets:

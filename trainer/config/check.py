@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .facts import as_data, launch_facts
-from .here import Fit, LocalGpu, data_findings, fit, fit_findings, local_gpus, tokenizer_findings
+from .here import Fit, LocalGpu, data_findings, fit, fit_findings, local_gpus, schedule_findings, tokenizer_findings
 from .load import Loaded, load
 from .problems import Problem, Severity, format_problem, has_errors
 from .rules import locate
@@ -56,6 +56,7 @@ def check(path: Path, *, site: Path | None = None, overrides: Iterable[str] = ()
     gpus = local_gpus() if wants_gpu else ()
     result = fit(config, gpu_type=gpu_type, gpus=gpus) if wants_gpu else None
     findings = [*data_findings(config, required=here), *tokenizer_findings(config, required=here)]
+    findings += schedule_findings(config, required=here)
     if wants_gpu:
         findings += fit_findings(config, result, gpu_type)
     seen = (locate(finding, loaded.merged) for finding in findings)

@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 from trainer.flops import find_gpu
 from trainer.memory import FIXED_BYTES, USABLE, largest_micro_batch, rank_memory, usable_bytes
+from trainer.pipeline.choose import training_lists
+from trainer.pipeline.lower import chain
+from trainer.pipeline.partition import is_schedule_file, placement
 
 from .model import Config
 from .problems import Severity, quoted
@@ -103,6 +106,21 @@ def tokenizer_size(file: Path) -> int | None:
         return 1 + max(int(i) for i in ids)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def schedule_findings(config: Config, *, required: bool) -> Iterator[Finding]:
+    """A schedule file must be readable, sound, and made for this pp, these stages and micro-batches."""
+    key, name, mesh = "parallelism.pp_engine", config.parallelism.pp_engine, config.parallelism
+    if not is_schedule_file(name):
+        return
+    if not Path(name).is_file():
+        yield _unseen(key, "no such schedule file", name, required=required)
+        return
+    try:
+        num_stages = placement(config, mesh.pp).num_stages
+        training_lists(config, chain(num_stages), p=mesh.pp, m=config.num_micro_batches)
+    except ConfigError as error:
+        yield Finding(key=key, message=str(error).removeprefix(f"{key}: "), found=name)
 
 
 def _unseen(key: str, message: str, found: str, *, required: bool) -> Finding:

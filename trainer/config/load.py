@@ -21,6 +21,7 @@ from .problems import Problem, Severity, did_you_mean, format_problem, has_error
 from .rules import RULES, judge
 from .rules_data import DATA_RULES
 from .rules_optimizer import OPTIMIZER_RULES
+from .rules_pipeline import PIPELINE_RULES
 from .tree import to_json
 from .typed import MissingValue, Partial, Reading, fields_of, read_model
 from .yaml_loader import Mapping, load_file
@@ -103,7 +104,7 @@ def _own_sections(merged: Mapping) -> tuple[Config | Partial | None, list[Proble
     tree = replace(tree, entries={key: node for key, node in tree.entries.items() if key not in unknown})
     config = read_model(tree, Config, "", reading)
     problems += reading.problems
-    problems += judge(config, tree, (*RULES, *DATA_RULES, *OPTIMIZER_RULES))
+    problems += judge(config, tree, (*RULES, *DATA_RULES, *OPTIMIZER_RULES, *PIPELINE_RULES))
     return config, problems
 
 

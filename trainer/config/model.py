@@ -48,14 +48,23 @@ class General(Section):
 
 
 class Parallelism(Section):
-    """Degrees of the mesh axes; world size is their product."""
+    """Degrees of the mesh axes; world size is their product.
+
+    `pp_engine`: 1f1b, afab, interleaved, zb-h1, zb-v, or the path of a schedule file (has a / or ends in .txt, .csv).
+    `virtual_stages`: pipeline stages a rank; missing: 2 for interleaved and zb-v, else 1.
+    `stage_placement`: for a file, loop (stage s on rank s mod pp) or v (two stages a rank, down and back up).
+    `layers_per_stage`: decoder layers of each of the pp · virtual_stages stages; missing: by cost.
+    """
 
     dp: Degree
     pp: Degree
     tp: Degree
     cp: Degree = 1
     expert_parallel_size: Degree = 1
-    pp_engine: Literal["1f1b", "afab"] = "1f1b"
+    pp_engine: Annotated[str, Field(min_length=1)] = "1f1b"
+    virtual_stages: Positive | None = None
+    stage_placement: Literal["loop", "v"] | None = None
+    layers_per_stage: list[Natural] | None = None
     tp_mode: Literal["ALL_REDUCE", "REDUCE_SCATTER"] = "ALL_REDUCE"
 
 

@@ -3,7 +3,8 @@
     Partial sections (something in them could not be read) are judged as far as their values go: a rule that needs a
     missing value raises MissingValue and has nothing to say.
 
-Data rules stand in `rules_data.py`. Nothing here looks at this machine; that is `here.py`.
+Data rules stand in `rules_data.py`, those of the pipeline in `rules_pipeline.py`. Nothing here looks at this machine;
+that is `here.py`.
 """
 
 import math
@@ -132,13 +133,6 @@ def head_size(c: Any, given: Given) -> Iterator[Finding]:
         yield Finding(key=key, message=message, found=str(model.head_dim), expected="an even number")
 
 
-def layers_over_pp(c: Any, given: Given) -> Iterator[Finding]:
-    layers, pp = c.model.model_config.num_hidden_layers, c.parallelism.pp
-    if layers < pp:
-        message = f"{layers} layers cannot fill {pp} pipeline stages"
-        yield Finding(key="parallelism.pp", message=message, found=str(pp), expected=f"at most {layers}")
-
-
 def activation(c: Any, given: Given) -> Iterator[Finding]:
     name = c.model.model_config.hidden_act
     if name != "silu":
@@ -195,16 +189,6 @@ def tp_mode(c: Any, given: Given) -> Iterator[Finding]:
         )
 
 
-def bubble(c: Any, given: Given) -> Iterator[Finding]:
-    """Fewer micro-batches than stages run right, but most of the step is spent waiting: (p-1)/(m+p-1) of it."""
-    p, m = c.parallelism.pp, c.tokens.batch_accumulation_per_replica
-    if p > 1 and m < p:
-        idle = (p - 1) / (m + p - 1)
-        message = f"{m} micro-batches keep {p} stages (parallelism.pp) idle for {idle:.0%} of each step"
-        key = "tokens.batch_accumulation_per_replica"
-        yield Finding(key=key, message=message, expected=f"at least {p}, better {4 * p}", severity=Severity.WARNING)
-
-
 def wide_gradients(c: Any, given: Given) -> Iterator[Finding]:
     if not c.optimizer.accumulate_grad_in_fp32 and c.model.dtype == "bfloat16":
         message = "gradients are always accumulated in fp32"
@@ -247,7 +231,6 @@ RULES: tuple[Rule, ...] = (
     ffn_over_tp,
     kv_groups,
     head_size,
-    layers_over_pp,
     activation,
     no_dropout,
     special_tokens,
@@ -255,7 +238,6 @@ RULES: tuple[Rule, ...] = (
     axes_not_offered,
     zero_stages,
     tp_mode,
-    bubble,
     wide_gradients,
     fused_update,
     saves_on_the_way,

@@ -6,29 +6,32 @@ Parameters are made on the meta device; the engine gives them their place in the
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from trainer.comm import Group
 from trainer.layers.collectives import copy_to_tp
-from trainer.layers.linear import ColumnParallelLinear, RowParallelLinear
+from trainer.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from trainer.layers.norm import RMSNorm
 from trainer.layers.vocab import VocabParallelEmbedding, VocabParallelHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFactory:
-    """Layers for one tensor-parallel group and compute dtype."""
+    """Layers for one tensor-parallel group and compute dtype; `linear` does the products of column and row layers."""
 
     tp: Group
     dtype: torch.dtype
+    linear: Linear = F.linear
 
     def column(self, in_features: int, out_features: int, *, bias: bool = False) -> ColumnParallelLinear:
         """A layer whose input went through `share`."""
         return ColumnParallelLinear(
-            in_features, out_features, tp=self.tp, dtype=self.dtype, bias=bias, input_is_shared=True
-        )
+            in_features, out_features, tp=self.tp, dtype=self.dtype, bias=bias, input_is_shared=True,
+            linear=self.linear,
+        )  # fmt: skip
 
     def row(self, in_features: int, out_features: int, *, bias: bool = False) -> RowParallelLinear:
-        return RowParallelLinear(in_features, out_features, tp=self.tp, dtype=self.dtype, bias=bias)
+        return RowParallelLinear(in_features, out_features, tp=self.tp, dtype=self.dtype, bias=bias, linear=self.linear)
 
     def norm(self, hidden_size: int, *, eps: float) -> RMSNorm:
         return RMSNorm(hidden_size, eps=eps, dtype=self.dtype)

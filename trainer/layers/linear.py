@@ -3,12 +3,17 @@
 x ──copy──▶ column (rows of W cut: each rank has some outputs) ──▶ row (columns of W cut) ──reduce──▶ y
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from trainer.comm import Group
 from trainer.layers.collectives import copy_to_tp, reduce_from_tp
+
+Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(x [..., in], W [out, in], b or None) → x Wᵀ (+ b)."""
 
 
 def _divide(n: int, parts: int, what: str) -> int:
@@ -21,21 +26,21 @@ class ColumnParallelLinear(nn.Module):
     """y = x Wᵀ (+ b) with W's rows cut over tp. x[..., in] equal on all ranks, y[..., out / tp] different.
 
     `input_is_shared`: the caller already entered the region with `copy_to_tp` (several layers can share one entry,
-    hence one all-reduce in backward).
+    hence one all-reduce in backward). `linear` does the product (`deferred.py` has one whose W gradient waits).
     """
 
     def __init__(
         self, in_features: int, out_features: int, *, tp: Group, dtype: torch.dtype, bias: bool = False,
-        input_is_shared: bool = False,
+        input_is_shared: bool = False, linear: Linear = F.linear,
     ) -> None:  # fmt: skip
         super().__init__()
         local = _divide(out_features, tp.size, "out_features")
-        self.tp, self.input_is_shared = tp, input_is_shared
+        self.tp, self.input_is_shared, self.linear = tp, input_is_shared, linear
         self.weight = nn.Parameter(torch.empty(local, in_features, dtype=dtype, device="meta"))
         self.bias = nn.Parameter(torch.empty(local, dtype=dtype, device="meta")) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x if self.input_is_shared else copy_to_tp(x, self.tp), self.weight, self.bias)
+        return self.linear(x if self.input_is_shared else copy_to_tp(x, self.tp), self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
@@ -45,14 +50,15 @@ class RowParallelLinear(nn.Module):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, *, tp: Group, dtype: torch.dtype, bias: bool = False
-    ) -> None:
+        self, in_features: int, out_features: int, *, tp: Group, dtype: torch.dtype, bias: bool = False,
+        linear: Linear = F.linear,
+    ) -> None:  # fmt: skip
         super().__init__()
         local = _divide(in_features, tp.size, "in_features")
-        self.tp = tp
+        self.tp, self.linear = tp, linear
         self.weight = nn.Parameter(torch.empty(out_features, local, dtype=dtype, device="meta"))
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device="meta")) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = reduce_from_tp(F.linear(x, self.weight), self.tp)
+        y = reduce_from_tp(self.linear(x, self.weight, None), self.tp)
         return y if self.bias is None else y + self.bias

@@ -22,8 +22,8 @@ from trainer.mesh.topology import Topology
 from trainer.mup import attention_scale, output_multiplier
 from trainer.pipeline.block import PipelineBlock, TensorPointer
 from trainer.pipeline.graph import Meta
-from trainer.pipeline.partition import layer_counts, stage_of_layer
-from trainer.spec import EMBEDDING, HEAD, head_cost
+from trainer.pipeline.partition import placement, stage_layers, stage_of_layer
+from trainer.spec import EMBEDDING, HEAD
 
 if TYPE_CHECKING:
     from trainer.config.model import Config
@@ -55,13 +55,14 @@ class Llama(nn.Module):
 
     def __init__(self, config: "Config", layers: LayerFactory, topology: Topology) -> None:
         super().__init__()
-        shape, last = config.model.model_config, topology.pp - 1
+        where = placement(config, topology.pp)
+        shape, last = config.model.model_config, where.num_stages - 1
         hidden, vocab = shape.hidden_size, shape.vocab_size
         rotary = Rotary(
             head_dim=shape.head_size, theta=shape.rope_theta, max_positions=config.tokens.sequence_length,
             dtype=layers.dtype,
         )  # fmt: skip
-        counts = layer_counts(num_layers=shape.num_hidden_layers, pp=topology.pp, head_cost=head_cost(config))
+        counts = stage_layers(config, where.num_stages)
         embedding = partial(layers.embedding, vocab, hidden)
         embedded = partial(_embedded, hidden_size=hidden, dtype=layers.dtype)
         self.embed = PipelineBlock(embedding, name="model.embed_tokens", stage=0, outputs=embedded)
@@ -77,7 +78,7 @@ class Llama(nn.Module):
         self.head = PipelineBlock(head, name="lm_head", stage=last, outputs=scalar)
         self.ties: tuple[TiedParameter, ...] = ()
         if shape.tie_word_embeddings:
-            self.ties = (TiedParameter(name=EMBEDDING, sites=((0, EMBEDDING), (last, HEAD))),)
+            self.ties = (TiedParameter(name=EMBEDDING, sites=((where.ranks[0], EMBEDDING), (where.ranks[last], HEAD))),)
 
     def forward(
         self, *, input_ids: TensorPointer, labels: TensorPointer, position_ids: TensorPointer, num_valid: TensorPointer

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainer.mesh.topology import Topology
-from trainer.spec import ParamSpec, local_shape, specs_on_stage
+from trainer.spec import ParamSpec, local_shape, specs_on_rank
 
 # Slots and shards start on multiples of this many elements: no element is ever in the scalar tail of a vectorised
 # kernel, whose rounding may differ, so an update gives the same bits wherever the layout puts a parameter.
@@ -48,7 +48,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """All buckets of one rank. Equal on all dp and tp ranks of a pipeline stage."""
+    """All buckets of one rank, whatever stages it has. Equal on all dp and tp ranks of a pipeline rank."""
 
     buckets: tuple[Bucket, ...]
 
@@ -69,7 +69,7 @@ def plan_layout(
     tp_rank: int,
     bucket_numel: int = DEFAULT_BUCKET_NUMEL,
 ) -> Layout:
-    """Place the parameters of one stage. A parameter larger than `bucket_numel` gets a bucket of its own size."""
+    """Place the parameters of one rank. A parameter larger than `bucket_numel` gets a bucket of its own size."""
     buckets = [
         _bucket(index, group, dp=dp, tp=tp, tp_rank=tp_rank)
         for index, group in enumerate(_group(local_specs, tp=tp, tp_rank=tp_rank, bucket_numel=bucket_numel))
@@ -83,7 +83,7 @@ def plan_rank_layout(
     """The layout of any global rank, computable by every rank."""
     at = topology.coord(rank)
     return plan_layout(
-        specs_on_stage(specs, at.pp), dp=topology.dp, tp=topology.tp, tp_rank=at.tp, bucket_numel=bucket_numel
+        specs_on_rank(specs, at.pp), dp=topology.dp, tp=topology.tp, tp_rank=at.tp, bucket_numel=bucket_numel
     )
 
 

@@ -1,7 +1,7 @@
 """The exact gradient norm: every element of the global gradient counted once, summed in fp64.
 
 Each dp rank sums over its own shard, so dp needs no thought. A tensor that is whole on every tp rank is counted by tp
-rank 0; a tied tensor by the first stage that holds it. Which ranges those are is read from the parameter table.
+rank 0; a tied tensor by the first pipeline rank that holds it. Which ranges those are is read from the parameter table.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ _BLOCK = 1 << 16
 
 
 def owned_ranges(
-    bucket: Bucket, specs: Mapping[str, ParamSpec], *, shard: slice, stage: int, tp_rank: int
+    bucket: Bucket, specs: Mapping[str, ParamSpec], *, shard: slice, pp_rank: int, tp_rank: int
 ) -> tuple[slice, ...]:
     """Ranges of the bucket inside `shard` that this rank counts; adjacent ones merged (gaps hold zeros)."""
     ranges: list[slice] = []
     last_was_owned = False
     for slot in bucket.slots:
         spec = specs[slot.name]
-        is_owned = stage == spec.stages[0] and (spec.shard_dim is not None or tp_rank == 0)
+        is_owned = pp_rank == spec.pp_ranks[0] and (spec.shard_dim is not None or tp_rank == 0)
         start, stop = max(slot.start, shard.start), min(slot.stop, shard.stop)
         if is_owned and start < stop:
             if last_was_owned and ranges:

@@ -41,7 +41,7 @@ class FlatOptimizer:
             for bucket in layout.buckets
         )
         self._counted = tuple(
-            owned_ranges(s.bucket, self.specs, shard=s.shard, stage=ctx.get_pp_rank(), tp_rank=ctx.get_tp_rank())
+            owned_ranges(s.bucket, self.specs, shard=s.shard, pp_rank=ctx.get_pp_rank(), tp_rank=ctx.get_tp_rank())
             for s in self.storages
         )
 

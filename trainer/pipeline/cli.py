@@ -5,12 +5,13 @@ import shutil
 import sys
 from pathlib import Path
 
+from trainer.pipeline.choose import read_schedule
 from trainer.pipeline.generators import GENERATORS, make_schedule
 from trainer.pipeline.grid import grid, html_page
 from trainer.pipeline.lower import chain
 from trainer.pipeline.schedule import Schedule, ScheduleError
 from trainer.pipeline.simulate import Costs, Simulation, simulate, unsynchronised_period
-from trainer.pipeline.text import format_csv, parse
+from trainer.pipeline.text import format_csv
 from trainer.pipeline.validate import Peaks, peaks, validate
 
 
@@ -96,10 +97,7 @@ def chosen(args: argparse.Namespace) -> Schedule:
         return make_schedule(args.name or "1f1b", p=args.ranks, m=args.micro_batches, v=args.virtual_stages)
     if args.name is not None:
         raise ScheduleError("--name and --file are two schedules; give one of them")
-    try:
-        schedule = parse(args.file.read_text(encoding="utf-8"), name=str(args.file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError(f"{args.file} cannot be read: {error}") from error
+    schedule = read_schedule(args.file)
     wanted = {"-p": args.ranks, "-m": args.micro_batches, "-v": args.virtual_stages}
     held = {"-p": schedule.p, "-m": schedule.m, "-v": schedule.placement.v}
     for flag, value in wanted.items():

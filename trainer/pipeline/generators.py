@@ -33,7 +33,7 @@ def afab(p: int, m: int, v: int = 1) -> Schedule:
 
 def one_f_one_b(p: int, m: int, v: int = 1) -> Schedule:
     """1F1B (arXiv 2104.04473): rank r warms up with p − 1 − r forwards. One stage a rank."""
-    _one_stage_a_rank("1f1b", v)
+    assert v == 1
     lists = []
     for rank in range(p):
         moves = [(rank, i) for i in range(m)]
@@ -68,7 +68,7 @@ def zb_h1(p: int, m: int, v: int = 1) -> Schedule:
 
     So no rank holds more than p micro-batches between F and W, and the W fill what would be the last bubbles.
     """
-    _one_stage_a_rank("zb-h1", v)
+    assert v == 1
     lists = []
     for rank in range(p):
         warm_up = min(p - 1 - rank, m)
@@ -86,8 +86,7 @@ def zb_h1(p: int, m: int, v: int = 1) -> Schedule:
 
 def zb_v(p: int, m: int, v: int = 2) -> Schedule:
     """ZB-V (arXiv 2405.15362): two stages a rank, V-shaped, so that the first and the last stage share rank 0."""
-    if v != 2:
-        raise ScheduleError(f"schedule zb-v has two stages a rank, not v = {v}; use v = 2, or interleaved")
+    assert v == 2
     lists = []
     for rank in range(p):
         # Made for at least 2p micro-batches; a shorter step is the same order without those that are not there.
@@ -141,6 +140,14 @@ GENERATORS: dict[str, Callable[[int, int, int], Schedule]] = {
 DEFAULT_STAGES = {"1f1b": 1, "afab": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2}
 """Stages per rank where nobody says how many."""
 
+FIXED_STAGES = frozenset(("1f1b", "zb-h1", "zb-v"))
+"""These have no other number."""
+
+
+def placement_of(name: str, *, p: int, v: int) -> Placement:
+    """Where the stages of the named schedule live."""
+    return Placement.v_shape(p) if name == "zb-v" else Placement.loop(p, v)
+
 
 def make_schedule(name: str, *, p: int, m: int, v: int | None = None) -> Schedule:
     """The named training schedule. Raises ScheduleError for an unknown name, a size below 1, a v it does not have."""
@@ -149,6 +156,11 @@ def make_schedule(name: str, *, p: int, m: int, v: int | None = None) -> Schedul
     v = DEFAULT_STAGES[name] if v is None else v
     if min(p, m, v) < 1:
         raise ScheduleError(f"a schedule needs p ≥ 1 ranks, m ≥ 1 micro-batches, v ≥ 1 stages, not {p}, {m}, {v}")
+    if name in FIXED_STAGES and v != DEFAULT_STAGES[name]:
+        raise ScheduleError(
+            f"schedule {name} is made for v = {DEFAULT_STAGES[name]} stages a rank, not {v}; leave v away, or use "
+            "interleaved, afab or a file of your own"
+        )
     return GENERATORS[name](p, m, v)
 
 
@@ -166,10 +178,3 @@ def _groups(m: int, count: int) -> list[range]:
     size, more = divmod(m, count)
     starts = [k * size + min(k, more) for k in range(count + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]
-
-
-def _one_stage_a_rank(name: str, v: int) -> None:
-    if v != 1:
-        raise ScheduleError(
-            f"schedule {name} has one stage a rank, not v = {v}; use v = 1, or interleaved, afab or a file of your own"
-        )

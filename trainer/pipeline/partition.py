@@ -1,10 +1,55 @@
-"""Which decoder layers live on which pipeline stage, without torch.
+"""Which decoder layers live on which stage, and which stage on which rank, without torch.
 
 The embedding lives on stage 0, the final norm and the head on the last. Layers are contiguous; the split minimises the
-cost of the heaviest stage, where the head costs as much as its matrix is larger than a layer's matrices.
+cost of the heaviest stage, where the head costs as much as its matrix is larger than a layer's matrices. With several
+stages a rank (`virtual_stages`) it is the stages that are cut so, p·v of them.
 """
 
+from typing import TYPE_CHECKING
+
 from trainer.errors import ConfigError
+from trainer.pipeline.generators import DEFAULT_STAGES, GENERATORS, placement_of
+from trainer.pipeline.schedule import Placement
+
+if TYPE_CHECKING:
+    from trainer.config.model import Config, Parallelism
+
+
+def is_schedule_file(pp_engine: str) -> bool:
+    """Whether `parallelism.pp_engine` is the path of a schedule file rather than a name."""
+    return pp_engine not in GENERATORS and ("/" in pp_engine or pp_engine.endswith((".txt", ".csv")))
+
+
+def stages_per_rank(mesh: "Parallelism") -> int:
+    """v: what the config says, else what the schedule is made for; 1 for a file of one's own."""
+    return mesh.virtual_stages or DEFAULT_STAGES.get(mesh.pp_engine, 1)
+
+
+def placement(config: "Config", pp: int) -> Placement:
+    """Stage → rank on `pp` pipeline ranks."""
+    mesh = config.parallelism
+    if mesh.stage_placement == "v":
+        return Placement.v_shape(pp)
+    return placement_of(mesh.pp_engine, p=pp, v=stages_per_rank(mesh))
+
+
+def stage_layers(config: "Config", num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage: the user's own split where it is one for this many stages, else by cost.
+
+    Raises ConfigError when there are fewer layers than stages.
+    """
+    own = config.parallelism.layers_per_stage
+    if own is not None and len(own) == num_stages:
+        return tuple(own)
+    layers = config.model.model_config.num_hidden_layers
+    return layer_counts(num_layers=layers, pp=num_stages, head_cost=head_cost(config))
+
+
+def head_cost(config: "Config") -> float:
+    """Parameters of the head divided by those of one decoder layer: their GEMM costs compare alike."""
+    model = config.model.model_config
+    attention = 2 * (model.num_attention_heads + model.kv_heads) * model.head_size
+    return float(model.vocab_size / (attention + 3 * model.intermediate_size))
 
 
 def layer_counts(*, num_layers: int, pp: int, head_cost: float = 0.0) -> tuple[int, ...]:
@@ -15,8 +60,8 @@ def layer_counts(*, num_layers: int, pp: int, head_cost: float = 0.0) -> tuple[i
     """
     if num_layers < pp:
         raise ConfigError(
-            f"model.model_config.num_hidden_layers is {num_layers} but parallelism.pp is {pp}: every pipeline stage "
-            f"needs at least one layer; set pp to at most {num_layers} or add layers."
+            f"model.model_config.num_hidden_layers is {num_layers}, but parallelism.pp and virtual_stages make {pp} "
+            f"pipeline stages: every stage needs at least one layer; make it at most {num_layers} or add layers."
         )
     if pp == 1:
         return (num_layers,)

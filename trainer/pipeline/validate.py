@@ -189,6 +189,23 @@ def _peaks_of_rank(actions: Sequence[Action]) -> tuple[int, int, int]:
     return peak
 
 
+def peak_held(actions: Sequence[Action], alive: Sequence[int], pending: Sequence[int]) -> int:
+    """The most a rank holds when a micro-batch on stage s takes alive[s] from F to B or I, and pending[s] from I to W.
+
+    In the unit of `alive` and `pending`.
+    """
+    held = peak = 0
+    for action in actions:
+        if action.op is Op.F:
+            held += alive[action.stage]
+        elif action.op is Op.W:
+            held -= pending[action.stage]
+        elif action.op in GRADIENT:
+            held -= alive[action.stage] - (pending[action.stage] if action.op is Op.I else 0)
+        peak = max(peak, held)
+    return peak
+
+
 def _some(items: Iterable[object], separator: str = ", ") -> str:
     texts = [str(item) for item in items]
     more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""

@@ -1,132 +1,147 @@
 """The interpreter: carries out one rank's list of actions, and knows nothing about schedules or models.
 
-F runs the stage's blocks and keeps what backward needs; B runs autograd from the outputs' gradients; the rest moves
-tensors. Receives are posted at their place in the list and waited for where their data is used. A send is waited for
-when as many later ones have begun as there are stages, the rest at the end: what was sent does not pile up over the
+F runs the blocks of a stage and keeps what backward needs; B runs autograd from the outputs' gradients; I is B without
+the weight gradients of linear layers, W adds those. The rest moves tensors between ranks; stages of one rank hand over
+directly. Receives are posted at their place in the list and waited for where their data is used. A send is waited for
+when as many later ones have begun as there are ranks, the rest at the end: what was sent does not pile up over the
 micro-batches, and a validated schedule could even wait for each send at once. Gradients of an output with several
 consumers are added in the order of the consuming stages.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from trainer.comm import Group, receive, send, wait
+from trainer.layers.deferred import add_weight_gradient, take_noted
+from trainer.pipeline.engine.parts import Handles, MicroBatch, linear_weights, stage_part
 from trainer.pipeline.graph import FieldRef, Graph, ValueRef
-from trainer.pipeline.schedule import Action, Op
+from trainer.pipeline.schedule import Action, Op, Placement
 
-Handles = list[Any]
-
-
-@dataclass(slots=True)
-class _MicroBatch:
-    """What one micro-batch keeps on this stage between its actions."""
-
-    received: dict[ValueRef, torch.Tensor] = field(default_factory=dict)
-    kept: dict[ValueRef, torch.Tensor] = field(default_factory=dict)
-    arriving: dict[int, dict[ValueRef, torch.Tensor]] = field(default_factory=dict)
-    to_send_back: dict[ValueRef, torch.Tensor] = field(default_factory=dict)
-    incoming: Handles = field(default_factory=list)
+Fields = Sequence[Mapping[str, Any]]
 
 
 class Interpreter:
-    """Runs action lists of one stage. `modules` are the built blocks of this stage by block name."""
+    """Runs action lists of this rank. `modules` are the built blocks of its stages by block name."""
 
     def __init__(
-        self, graph: Graph, modules: Mapping[str, nn.Module], *, stage: int, pp: Group, device: torch.device
+        self, graph: Graph, modules: Mapping[str, nn.Module], *, placement: Placement, pp: Group, device: torch.device
     ) -> None:
-        self.graph, self.stage, self.pp, self.device = graph, stage, pp, device
-        self.nodes = tuple((node, modules[node.block]) for node in graph.on_stage(stage))
-        travelling = {v for (source, _), values in graph.edges.items() if source == stage for v in values}
-        self.has_loss = graph.loss_stage == stage
-        self.keeps = travelling | ({graph.loss} if self.has_loss else set())
+        self.graph, self.placement, self.pp, self.device = graph, placement, pp, device
+        self.parts = {stage: stage_part(graph, modules, stage, placement) for stage in placement.stages_of(pp.rank)}
+        self.weights = linear_weights(modules.values())
+        self._alive: dict[tuple[int, int], MicroBatch] = {}
 
-    def run(self, actions: Sequence[Action], fields: Sequence[Mapping[str, Any]], *, is_training: bool) -> torch.Tensor:
+    def run(self, actions: Sequence[Action], fields: Fields, *, is_training: bool) -> torch.Tensor:
         """Carry out `actions`; `fields[i]` are micro-batch i's batch fields. Returns Σ loss (fp64; 0 without a loss).
 
         Gradients are added to the parameters' `.grad`. Comm: the messages in `actions`, over pp.
         """
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        alive = [_MicroBatch() for _ in fields]
-        last = {action.micro_batch: index for index, action in enumerate(actions)}
+        losses: dict[int, torch.Tensor] = {}
+        self._alive = {}
+        take_noted()  # of a run that an error cut off
+        last = {(action.stage, action.micro_batch): index for index, action in enumerate(actions)}
         sending: deque[tuple[Handles, list[torch.Tensor]]] = deque()
         with torch.set_grad_enabled(is_training):
             for index, action in enumerate(actions):
-                state = alive[action.micro_batch]
+                state = self._state(action.stage, action.micro_batch)
                 match action.op:
                     case Op.F:
-                        loss += self._forward(state, fields[action.micro_batch])
-                    case Op.B:
-                        self._backward(state)
+                        self._forward(action, state, fields[action.micro_batch], losses, is_training=is_training)
+                    case Op.B | Op.I:
+                        self._backward(action, state)
                     case Op.SEND_F | Op.SEND_B:
                         sending.append(self._send(action, state))
                         if len(sending) > self.pp.size:
                             wait(sending.popleft()[0])
                     case Op.RECV_F | Op.RECV_B:
                         self._receive(action, state, is_training=is_training)
-                if index == last[action.micro_batch]:
-                    alive[action.micro_batch] = _MicroBatch()
+                if action.op in (Op.B, Op.W):
+                    self._add_weight_gradients(state)
+                if index == last[action.stage, action.micro_batch]:
+                    del self._alive[action.stage, action.micro_batch]
         for handles, _ in sending:
             wait(handles)
-        return loss
+        zero = torch.zeros((), dtype=torch.float64, device=self.device)
+        return sum((losses[i] for i in sorted(losses)), start=zero)  # fp64, in one order under every schedule
 
-    def _forward(self, state: _MicroBatch, fields: Mapping[str, Any]) -> torch.Tensor | float:
-        wait(state.incoming)
-        state.incoming = []
+    def _state(self, stage: int, micro_batch: int) -> MicroBatch:
+        return self._alive.setdefault((stage, micro_batch), MicroBatch())
+
+    def _forward(
+        self, action: Action, state: MicroBatch, fields: Mapping[str, Any], losses: dict[int, torch.Tensor], *,
+        is_training: bool,
+    ) -> None:  # fmt: skip
+        part = self.parts[action.stage]
+        state.wait()
         values = dict(state.received)
-        for node, module in self.nodes:
+        for node, module in part.nodes:
             inputs = {key: fields[ref.name] if isinstance(ref, FieldRef) else values[ref] for key, ref in node.inputs}
             out = module(**inputs)
             for index, tensor in enumerate(out if isinstance(out, tuple) else (out,)):
                 values[ValueRef(node.index, index)] = tensor
-        state.kept = {ref: values[ref] for ref in self.keeps}
-        return values[self.graph.loss].detach() if self.has_loss else 0.0
+        state.keep({ref: values[ref] for ref in part.travelling}, unsent=len(part.remote_targets))
+        for target in part.local_targets:
+            handed = {ref: values[ref].detach().contiguous() for ref in self.graph.edges[action.stage, target]}
+            for ref, tensor in handed.items():
+                tensor.requires_grad_(is_training and self.graph.meta(ref).is_floating)
+            self._state(target, action.micro_batch).received.update(handed)
+        if part.loss is not None:
+            losses[action.micro_batch] = values[part.loss].detach()
+            state.loss = get_gradient_edge(values[part.loss]) if is_training else None
 
-    def _backward(self, state: _MicroBatch) -> None:
-        wait(state.incoming)
-        state.incoming = []
-        roots: list[torch.Tensor] = []
-        gradients: list[torch.Tensor | None] = []
-        for ref, tensor in state.kept.items():
-            arrived = [state.arriving[peer][ref] for peer in sorted(state.arriving) if ref in state.arriving[peer]]
-            if ref == self.graph.loss and self.has_loss:
-                roots.append(tensor)
-                gradients.append(None)
-            elif arrived and tensor.requires_grad:
-                roots.append(tensor)
-                gradients.append(sum(arrived[1:], start=arrived[0]))
+    def _backward(self, action: Action, state: MicroBatch) -> None:
+        """Add gradients to all parameters but linear weights, whose notes are left in `state.pending`."""
+        part = self.parts[action.stage]
+        state.wait()
+        roots, gradients = state.backward_arguments()
         torch.autograd.backward(roots, gradients)
+        state.pending = take_noted()
+        back = {ref: torch.zeros_like(x) if x.grad is None else x.grad for ref, x in state.received.items()}
+        state.release()
         state.to_send_back = {
-            ref: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for ref, leaf in state.received.items()
+            source: [back[ref] for ref in self.graph.floating(source, action.stage)] for source in part.remote_sources
         }
-        state.kept, state.received, state.arriving = {}, {}, {}
+        for source in part.local_sources:
+            handed = {ref: back[ref] for ref in self.graph.floating(source, action.stage)}
+            self._state(source, action.micro_batch).arriving[action.stage] = handed
 
-    def _send(self, action: Action, state: _MicroBatch) -> tuple[Handles, list[torch.Tensor]]:
+    def _add_weight_gradients(self, state: MicroBatch) -> None:
+        """In the order noted. A function of its own: a variable of `run` would keep the last one alive."""
+        for note in state.pending:
+            add_weight_gradient(self.weights[note.weight], note)
+        state.pending = []
+
+    def _send(self, action: Action, state: MicroBatch) -> tuple[Handles, list[torch.Tensor]]:
         """Start a send; the tensors are returned so that they live as long as the message."""
         assert action.peer is not None
         if action.op is Op.SEND_F:
-            tensors = [state.kept[ref].detach().contiguous() for ref in self.graph.edges[self.stage, action.peer]]
+            tensors = state.outgoing(self.graph.edges[action.stage, action.peer])
         else:
-            tensors = [state.to_send_back[ref].contiguous() for ref in self.graph.floating(action.peer, self.stage)]
-        return send(tensors, self.pp.ranks[action.peer], self.pp), tensors
+            tensors = state.to_send_back.pop(action.peer)
+        tensors = [tensor.contiguous() for tensor in tensors]
+        return send(tensors, self._global_rank(action.peer), self.pp), tensors
 
-    def _receive(self, action: Action, state: _MicroBatch, *, is_training: bool) -> None:
+    def _receive(self, action: Action, state: MicroBatch, *, is_training: bool) -> None:
         """Post a receive into new buffers, shaped as traced. Activations become leaves that collect a gradient."""
         assert action.peer is not None
         if action.op is Op.RECV_F:
-            refs = self.graph.edges[action.peer, self.stage]
+            refs = self.graph.edges[action.peer, action.stage]
             buffers = {ref: self._empty(ref, needs_grad=is_training) for ref in refs}
             state.received.update(buffers)
         else:
-            refs = self.graph.floating(self.stage, action.peer)
+            refs = self.graph.floating(action.stage, action.peer)
             buffers = {ref: self._empty(ref, needs_grad=False) for ref in refs}
             state.arriving[action.peer] = buffers
         tensors = [buffer.detach() for buffer in buffers.values()]
-        state.incoming += receive(tensors, self.pp.ranks[action.peer], self.pp)
+        state.incoming += receive(tensors, self._global_rank(action.peer), self.pp)
+
+    def _global_rank(self, stage: int) -> int:
+        return self.pp.ranks[self.placement.ranks[stage]]
 
     def _empty(self, ref: ValueRef, *, needs_grad: bool) -> torch.Tensor:
         meta = self.graph.meta(ref)

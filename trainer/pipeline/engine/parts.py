@@ -1,0 +1,109 @@
+"""What the interpreter knows of each stage beforehand, and what it keeps of each micro-batch on it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from trainer.comm import wait
+from trainer.layers.deferred import WeightGradient
+from trainer.layers.linear import ColumnParallelLinear, RowParallelLinear
+from trainer.pipeline.graph import Graph, Node, ValueRef
+from trainer.pipeline.schedule import Placement
+
+Handles = list[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePart:
+    """One stage of this rank. `travelling`: its values that other stages need; targets and sources are stages."""
+
+    nodes: tuple[tuple[Node, nn.Module], ...]
+    travelling: tuple[ValueRef, ...]
+    loss: ValueRef | None
+    local_targets: tuple[int, ...]
+    remote_targets: tuple[int, ...]
+    local_sources: tuple[int, ...]
+    remote_sources: tuple[int, ...]
+
+
+def stage_part(graph: Graph, modules: Mapping[str, nn.Module], stage: int, placement: Placement) -> StagePart:
+    """The stage as `graph` has it; the modules of its blocks must be among `modules`."""
+    targets = [target for source, target in graph.links if source == stage]
+    sources = [source for source, target in graph.links if target == stage]
+
+    def by_place(stages: Sequence[int], *, is_local: bool) -> tuple[int, ...]:
+        here = placement.ranks[stage]
+        return tuple(other for other in stages if (placement.ranks[other] == here) == is_local)
+
+    return StagePart(
+        nodes=tuple((node, modules[node.block]) for node in graph.on_stage(stage)),
+        travelling=tuple(sorted({ref for target in targets for ref in graph.edges[stage, target]})),
+        loss=graph.loss if graph.loss_stage == stage else None,
+        local_targets=by_place(targets, is_local=True),
+        remote_targets=by_place(targets, is_local=False),
+        local_sources=by_place(sources, is_local=True),
+        remote_sources=by_place(sources, is_local=False),
+    )
+
+
+def linear_weights(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
+    """Address → weight, for all layers whose weight gradient may be deferred."""
+    kinds = (ColumnParallelLinear, RowParallelLinear)
+    layers = [layer for module in modules for layer in module.modules() if isinstance(layer, kinds)]
+    return {layer.weight.data_ptr(): layer.weight for layer in layers}
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """What one micro-batch keeps on one stage between its actions.
+
+    received: inputs from other stages, leaves of autograd. outputs: what is still to be sent. roots, loss: where
+    backward starts, without the outputs' numbers. arriving: gradients by consuming stage. pending: what W will add.
+    """
+
+    received: dict[ValueRef, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[ValueRef, torch.Tensor] = field(default_factory=dict)
+    unsent: int = 0
+    roots: dict[ValueRef, GradientEdge] = field(default_factory=dict)
+    loss: GradientEdge | None = None
+    arriving: dict[int, dict[ValueRef, torch.Tensor]] = field(default_factory=dict)
+    to_send_back: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    pending: list[WeightGradient] = field(default_factory=list)
+    incoming: Handles = field(default_factory=list)
+
+    def wait(self) -> None:
+        """Wait until all that was to be received is here."""
+        wait(self.incoming)
+        self.incoming = []
+
+    def keep(self, outputs: dict[ValueRef, torch.Tensor], *, unsent: int) -> None:
+        """Keep outputs for `unsent` messages, and where backward starts for as long as it takes."""
+        self.roots = {ref: get_gradient_edge(x) for ref, x in outputs.items() if x.requires_grad}
+        self.outputs, self.unsent = outputs if unsent else {}, unsent
+
+    def outgoing(self, refs: Sequence[ValueRef]) -> list[torch.Tensor]:
+        """The values of one message; after the last one the outputs are let go."""
+        tensors = [self.outputs[ref].detach() for ref in refs]
+        self.unsent -= 1
+        if not self.unsent:
+            self.outputs = {}
+        return tensors
+
+    def backward_arguments(self) -> tuple[list[GradientEdge], list[torch.Tensor | None]]:
+        """(roots, their gradients) for autograd; those of several consumers are added in the order of stages."""
+        roots = [] if self.loss is None else [self.loss]
+        gradients: list[torch.Tensor | None] = [None] * len(roots)  # autograd's 1
+        for ref, root in self.roots.items():
+            arrived = [self.arriving[stage][ref] for stage in sorted(self.arriving) if ref in self.arriving[stage]]
+            if arrived:
+                roots.append(root)
+                gradients.append(sum(arrived[1:], start=arrived[0]))
+        return roots, gradients
+
+    def release(self) -> None:
+        """Let go of all that backward needed."""
+        self.received, self.outputs, self.roots, self.loss, self.arriving = {}, {}, {}, None, {}
