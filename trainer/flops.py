@@ -33,10 +33,14 @@ class StepFlops:
     megatron: float
 
 
-def step_flops(config: "Config") -> StepFlops:
-    """FLOPs of one step of `config`; independent of dp, pp and tp except for Megatron's padded vocabulary."""
+def step_flops(config: "Config", *, num_samples: int | None = None) -> StepFlops:
+    """FLOPs of one step on `num_samples` (missing: the full batch).
+
+    Independent of dp, pp and tp except for Megatron's padded vocabulary.
+    """
     model, tp = config.model.model_config, config.parallelism.tp
-    samples, length = config.global_batch_size, config.tokens.sequence_length
+    samples = config.global_batch_size if num_samples is None else num_samples
+    length = config.tokens.sequence_length
     tokens = samples * length
     matmul = 2 * tokens * model.num_hidden_layers * layer_weights(config)
     head, padded_head = (

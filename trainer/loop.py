@@ -83,19 +83,22 @@ class SavedLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopPlan:
-    """What the config asks of the loop. `lr` and `weight_decay` are functions of the 1-based step."""
+    """What the config asks of the loop.
+
+    `lr` and `weight_decay` are functions of the 1-based step, `cost` (of the step that is due) of the samples consumed.
+    """
 
     epoch: Epoch
     train_steps: int
     checkpoint_interval: int
-    cost: StepCost
+    cost: Callable[[int], StepCost]
     lr: Callable[[int], float]
     weight_decay: Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """One step taken: the state after it, what it computed, and its numbers (`loss` None where nothing was trained)."""
+    """One step taken: the state after it, its cost, and its numbers (`loss` None where nothing was trained)."""
 
     state: RunState
     cost: StepCost
@@ -107,6 +110,11 @@ class Taken:
     agreed: Word
     seconds: float
     data_wait_s: float
+
+    @property
+    def computed(self) -> StepCost:
+        """What the step computed: nothing where its batch was passed over."""
+        return self.cost.if_trained(self.skipped is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +171,7 @@ class TrainLoop:
     def take_step(self, state: RunState) -> Taken:
         """One update, or one batch passed over because its step lies in a skip window."""
         began = time.perf_counter()
-        step = state.step + 1
+        step, cost = state.step + 1, self.plan.cost(state.consumed_samples)
         lr = self.plan.lr(step)
         if in_windows(step, state.skip_windows):
             return self.pass_over(state, lr=lr, seconds=time.perf_counter() - began)
@@ -187,8 +195,8 @@ class TrainLoop:
             self.report_nonfinite(step, state, result)
         trained = result.skipped is None
         return Taken(
-            state=advance(state, self.plan.cost, updated=trained),
-            cost=self.plan.cost.if_trained(trained),
+            state=advance(state, cost, updated=trained),
+            cost=cost,
             loss=result.loss if trained else None,
             grad_norm=result.grad_norm if trained else None,
             num_valid=result.num_valid,
@@ -201,9 +209,10 @@ class TrainLoop:
 
     def pass_over(self, state: RunState, *, lr: float, seconds: float) -> Taken:
         """A step in a skip window. Its batch is not even read: it may be the very thing that has to be skipped."""
+        cost = self.plan.cost(state.consumed_samples)
         return Taken(
-            state=advance(state, self.plan.cost, updated=False),
-            cost=self.plan.cost.if_trained(False),
+            state=advance(state, cost, updated=False),
+            cost=cost,
             loss=None,
             grad_norm=None,
             num_valid=0,
@@ -219,7 +228,7 @@ class TrainLoop:
         coming = state.step + 2
         if coming > self.plan.train_steps or in_windows(coming, state.skip_windows):
             return 0
-        return self.ahead.look(state.step + 1, state.consumed_samples + self.plan.cost.samples)
+        return self.ahead.look(state.step + 1, state.consumed_samples + self.plan.cost(state.consumed_samples).samples)
 
     def finish_step(self, taken: Taken) -> None:
         """Publish a completed step (beat, stats, journal), with a checkpoint if one is due; then collect garbage."""
@@ -266,18 +275,18 @@ class TrainLoop:
 
     def count(self, taken: Taken) -> None:
         """Add a step to the stats of this process."""
-        stats, cost = self.beats.stats, self.plan.cost
+        stats, cost = self.beats.stats, taken.cost
         stats.steps_total += 1
         stats.tokens_total += cost.tokens
         stats.samples_total += cost.samples
         stats.skipped_steps_total += taken.skipped is not None
-        stats.model_flops_total += taken.cost.flops
+        stats.model_flops_total += taken.computed.flops
         stats.data_wait_seconds_total += taken.data_wait_s
         stats.observe_step_seconds(taken.seconds)
         stats.learning_rate = taken.lr
         if taken.loss is not None and taken.grad_norm is not None:
             stats.loss, stats.grad_norm = taken.loss, taken.grad_norm
-        rate = rates(taken.cost, taken.seconds)
+        rate = rates(taken.computed, taken.seconds)
         stats.tokens_per_second = rate.tokens_per_s
         stats.mfu = math.nan if rate.mfu is None else rate.mfu
         stats.memory_allocated_bytes, stats.memory_peak_bytes = self._memory()
@@ -285,7 +294,7 @@ class TrainLoop:
 
     def line(self, taken: Taken, *, save_s: float | None) -> TrainLine:
         """The train.jsonl line of a step."""
-        rate = rates(taken.cost, taken.seconds)
+        rate = rates(taken.computed, taken.seconds)
         return TrainLine(
             step=taken.state.step,
             epoch=self.plan.epoch.text,
@@ -298,7 +307,7 @@ class TrainLoop:
             step_time_s=taken.seconds,
             data_wait_s=taken.data_wait_s,
             tokens_per_s=rate.tokens_per_s,
-            model_flops=taken.cost.flops,
+            model_flops=taken.computed.flops,
             mfu=rate.mfu,
             mfu_full_attn=rate.mfu_full_attn,
             mfu_megatron=rate.mfu_megatron,
@@ -313,7 +322,7 @@ class TrainLoop:
         stats.nonfinite_steps_total += 1
         stats.last_unix = time.time()
         self.beats.publish_stats()
-        last_sample = state.consumed_samples + self.plan.cost.samples - 1
+        last_sample = state.consumed_samples + self.plan.cost(state.consumed_samples).samples - 1
         raise NonFiniteError(
             f"Step {step} is not finite: loss {result.loss}, gradient norm {result.grad_norm}, over samples "
             f"{state.consumed_samples} to {last_sample}. No rank has updated its weights. If the same step fails again "

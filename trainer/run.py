@@ -41,8 +41,8 @@ from trainer.mesh.context import ParallelContext, check_world_size, init_process
 from trainer.mesh.topology import Topology
 from trainer.outcome import DONE, DRAINED, HANG_SELF_KILL, Ending, ending_of, leave, relative_to_run, write_outcome
 from trainer.peers import agree, wait_for_peers
-from trainer.records import UNSUPERVISED, Cycle, Outcome
-from trainer.schedules import lr_at, weight_decay_at
+from trainer.records import UNSUPERVISED, Cycle, Epoch, Outcome
+from trainer.schedules import batch_size_at, lr_at, weight_decay_at
 from trainer.signals import DrainFlag, install_alone, install_supervised
 from trainer.throughput import StepCost
 
@@ -106,7 +106,7 @@ class TrainerProcess:
             loop = TrainLoop(
                 engine=engine,
                 loader=loader,
-                plan=self.plan(config, context),
+                plan=loop_plan(config, epoch=self.epoch, device=device_name(context.device)),
                 beats=beats,
                 control=Control(beats, drain),
                 journal=journal,
@@ -198,29 +198,6 @@ class TrainerProcess:
         ordered = () if self.cycle is None else self.cycle.skip_windows
         return replace(state, skip_windows=tuple(sorted({*state.skip_windows, *ordered})))
 
-    def plan(self, config: Config, context: ParallelContext) -> LoopPlan:
-        """What the config asks of the loop."""
-        optimizer, scheduler = config.optimizer, config.optimizer.learning_rate_scheduler
-        train_steps, flops = config.tokens.train_steps, step_flops(config)
-        peak = peak_flops(device_name(context.device), config.compute_dtype)
-        return LoopPlan(
-            epoch=self.epoch,
-            train_steps=train_steps,
-            checkpoint_interval=config.checkpoints.checkpoint_interval,
-            cost=StepCost(
-                tokens=config.tokens_per_step,
-                samples=config.global_batch_size,
-                flops=flops.exact,
-                flops_full_attn=flops.full_attn,
-                flops_megatron=flops.megatron,
-                peak_flops_per_s=None if peak is None else peak * config.world_size,
-            ),
-            lr=lambda step: lr_at(step, scheduler, train_steps=train_steps),
-            weight_decay=lambda step: weight_decay_at(
-                step, optimizer.weight_decay, optimizer.weight_decay_schedule, train_steps=train_steps
-            ),
-        )
-
     def save(self, engine: Engine, state: RunState, config: Config, before_commit: Callable[[], None]) -> SaveResult:
         """Commit a checkpoint. Comm: collective over all ranks."""
         saved = save_checkpoint(
@@ -291,6 +268,35 @@ class TrainerProcess:
             traceback.print_exc()
         if self.beats is not None:
             self.beats.beat(Phase.EXIT)
+
+
+def loop_plan(config: Config, *, epoch: Epoch, device: str | None) -> LoopPlan:
+    """What the config asks of the loop. `device`: its name, for its peak."""
+    optimizer, train_steps = config.optimizer, config.tokens.train_steps
+    peak = peak_flops(device, config.compute_dtype)
+
+    def cost(consumed_samples: int) -> StepCost:
+        samples = batch_size_at(consumed_samples, config.batch_sizes)
+        flops = step_flops(config, num_samples=samples)
+        return StepCost(
+            tokens=samples * config.tokens.sequence_length,
+            samples=samples,
+            flops=flops.exact,
+            flops_full_attn=flops.full_attn,
+            flops_megatron=flops.megatron,
+            peak_flops_per_s=None if peak is None else peak * config.world_size,
+        )
+
+    return LoopPlan(
+        epoch=epoch,
+        train_steps=train_steps,
+        checkpoint_interval=config.checkpoints.checkpoint_interval,
+        cost=cost,
+        lr=lambda step: lr_at(step, optimizer.learning_rate_scheduler, train_steps=train_steps),
+        weight_decay=lambda step: weight_decay_at(
+            step, optimizer.weight_decay, optimizer.weight_decay_schedule, train_steps=train_steps
+        ),
+    )
 
 
 def say(context: ParallelContext, text: str) -> None:

@@ -19,6 +19,9 @@ decay goes from its first value to the last of its schedule over steps S to S + 
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 CONSTANT = "constant"
@@ -110,3 +113,32 @@ def weight_decay_at(step: int, first: float, schedule: WeightDecayConfig | None,
 def weight_decay_steps(schedule: WeightDecayConfig, *, train_steps: int) -> int:
     """How many updates the change takes; when the config leaves it open, it ends with the run."""
     return max(0, train_steps - schedule.starting_step) if schedule.steps is None else schedule.steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSize:
+    """Steps that start at `from_samples` consumed samples or later train on `samples` samples over all dp ranks."""
+
+    from_samples: int
+    samples: int
+
+
+def batch_size_at(consumed_samples: int, sizes: Sequence[BatchSize]) -> int:
+    """Samples of the step that starts after `consumed_samples`; `sizes` in rising order from 0."""
+    return next(size.samples for size in reversed(sizes) if size.from_samples <= consumed_samples)
+
+
+def first_steps(sizes: Sequence[BatchSize]) -> tuple[int, ...]:
+    """The first step (1-based) of each size; two are equal where a step jumps over a whole entry."""
+    steps, consumed = [1], 0
+    for size, following in pairwise(sizes):
+        count = -(-max(0, following.from_samples - consumed) // size.samples)
+        steps.append(steps[-1] + count)
+        consumed += count * size.samples
+    return tuple(steps)
+
+
+def samples_before(step: int, sizes: Sequence[BatchSize]) -> int:
+    """Samples consumed before update `step` (1-based), whether or not the updates before it moved anything."""
+    borders = (*(min(first, step) for first in first_steps(sizes)), step)
+    return sum(size.samples * (end - start) for size, (start, end) in zip(sizes, pairwise(borders), strict=True))

@@ -44,6 +44,7 @@ class CheckResult:
     origins: dict[str, str]
     gpus: tuple[dict[str, Any], ...] = ()
     fit: dict[str, Any] | None = None
+    curve: tuple[dict[str, Any], ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -90,6 +91,7 @@ def run_check(
         origins=answer["origins"],
         gpus=tuple(answer["gpus"]),
         fit=answer["fit"],
+        curve=tuple(answer["curve"] or ()),
     )
 
 

@@ -61,6 +61,7 @@ class LaunchFacts:
     samples_per_step: int
     sequence_length: int
     train_steps: int
+    train_samples: int | None = None
     checkpoint_interval: int
     checkpoint_bytes: int
     num_params: int

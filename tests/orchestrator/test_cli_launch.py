@@ -356,6 +356,15 @@ def test_check_show_names_the_origin_of_every_value(config: Path, capsys: pytest
     assert any(line.startswith("recovery.beat_interval_s = 2") and "[--set" in line for line in lines)
 
 
+def test_check_show_ends_in_what_changes_over_the_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = ("tokens.train_steps=8", "optimizer.weight_decay=0.5", "optimizer.weight_decay_schedule={end_value: 1}")
+    assert run(["check", str(config), "--show", *(word for text in changes for word in ("--set", text))]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    at = lines.index(["step", "learning", "rate", "weight", "decay", "samples"])
+    first, last = lines[at + 1], next(line for line in lines[at + 1 :] if line[0] == "8")
+    assert (first[0], float(first[2]), float(last[2])) == ("1", 0.5625, 1.0) and int(last[3]) > 0
+
+
 def test_plain_render_refuses_values_that_the_trainer_would_not_see(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from trainer.data.batch import IGNORE_LABEL
 from trainer.data.loader import Loader, spread
 from trainer.errors import ConfigError, DataError
 from trainer.mesh.topology import Topology
+from trainer.schedules import BatchSize, batch_size_at, samples_before
 
 LENGTH = 4
 
@@ -25,14 +26,13 @@ def stage(folders, weights=None, *, start=1, validation=None):
     return SimpleNamespace(name="s", start_training_step=start, data=data)
 
 
-def make_config(*stages, micro_batch_size=2, accumulation=2, vocab_size=1000, seed=1):
-    """The part of a Config that the loader reads."""
+def make_config(*stages, micro_batch_size=2, accumulation=2, dp=1, ramp=(), vocab_size=1000, seed=1):
+    """The part of a Config that the loader reads. `ramp`: (from_samples, samples) pairs."""
+    sizes = ramp or ((0, micro_batch_size * accumulation * dp),)
     return SimpleNamespace(
-        tokens=SimpleNamespace(
-            sequence_length=LENGTH,
-            micro_batch_size=micro_batch_size,
-            batch_accumulation_per_replica=accumulation,
-        ),
+        tokens=SimpleNamespace(sequence_length=LENGTH, micro_batch_size=micro_batch_size),
+        num_micro_batches=accumulation,
+        batch_sizes=tuple(BatchSize(from_samples=start, samples=samples) for start, samples in sizes),
         model=SimpleNamespace(model_config_=SimpleNamespace(vocab_size=vocab_size)),
         stages=stages,
         data_seed=seed,
@@ -70,7 +70,9 @@ def test_an_epoch_trains_on_every_whole_window_once(folders):
     ("dp", "micro_batch_size", "accumulation"), [(1, 2, 6), (2, 3, 2), (3, 1, 4), (4, 3, 1), (6, 2, 1)]
 )
 def test_the_samples_of_a_step_do_not_depend_on_the_mesh(dp, micro_batch_size, accumulation, folders):
-    config = make_config(stage(folders, [0.7, 0.3]), micro_batch_size=micro_batch_size, accumulation=accumulation)
+    config = make_config(
+        stage(folders, [0.7, 0.3]), micro_batch_size=micro_batch_size, accumulation=accumulation, dp=dp
+    )
     plain = Loader(make_config(stage(folders, [0.7, 0.3]), micro_batch_size=12, accumulation=1), Topology(), 0)
     topology = Topology(dp=dp, pp=2, tp=2)
     for step in (0, 5):
@@ -84,7 +86,7 @@ def test_the_samples_of_a_step_do_not_depend_on_the_mesh(dp, micro_batch_size, a
 
 
 def test_a_micro_batch_over_all_dp_ranks_is_one_run_of_samples(folders):
-    config = make_config(stage(folders), micro_batch_size=2, accumulation=2)
+    config = make_config(stage(folders), micro_batch_size=2, accumulation=2, dp=2)
     first, second = (Loader(config, Topology(dp=2), rank).batch(0, 8).sample_ids for rank in (0, 1))
     assert (first, second) == ((8, 9, 12, 13), (10, 11, 14, 15))
 
@@ -107,6 +109,26 @@ def test_a_stage_starts_at_its_step(folders):
     config = make_config(stage(folders[:1]), stage(folders[1:], start=3))
     loader = Loader(config, Topology(), 0)
     assert [bool((loader.batch(step, 4 * step).input_ids_MBT >= 500).all()) for step in range(4)] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("dp", "micro_batch_size"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_a_ramp_draws_every_sample_once_in_order_on_every_mesh(dp, micro_batch_size, folders):
+    """R2 (MaxText#2656): the size follows from the samples consumed alone, wherever a run goes on."""
+    ramp = ((0, 4), (8, 8), (30, 12))
+    accumulation = 12 // (dp * micro_batch_size)
+    config = make_config(
+        stage(folders[:1]), stage(folders[1:], start=4), micro_batch_size=micro_batch_size, accumulation=accumulation,
+        dp=dp, ramp=ramp,
+    )  # fmt: skip
+    loaders = [Loader(config, Topology(dp=dp), rank) for rank in range(dp)]
+    for step in (5, 1, 2, 3, 4, 6, 7):
+        consumed = samples_before(step, config.batch_sizes)
+        batches = [loader.batch(step - 1, consumed) for loader in loaders]
+        size = batch_size_at(consumed, config.batch_sizes)
+        assert sorted(id for batch in batches for id in batch.sample_ids) == list(range(consumed, consumed + size))
+        assert {batch.num_micro_batches for batch in batches} == {size // (dp * micro_batch_size)}
+        is_second_stage = [bool((batch.input_ids_MBT >= 500).all()) for batch in batches]
+        assert is_second_stage == [step >= 4] * dp, "a stage starts at its step, not at the samples of full batches"
 
 
 @pytest.mark.parametrize("weights", [[0, 0], [1, -1], [1, float("nan")], [1.0], [1, 1, 1]])

@@ -24,6 +24,9 @@ from trainer.throughput import StepCost
 
 EPOCH = Epoch(attempt=1, generation=1, cycle=1)
 SAMPLES, TOKENS, DP = 4, 32, 3
+COST = StepCost(
+    tokens=TOKENS, samples=SAMPLES, flops=10.0, flops_full_attn=12.0, flops_megatron=11.0, peak_flops_per_s=None
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +114,7 @@ class Harness:
             epoch=EPOCH,
             train_steps=train_steps,
             checkpoint_interval=interval,
-            cost=StepCost(
-                tokens=TOKENS, samples=SAMPLES, flops=10.0, flops_full_attn=12.0, flops_megatron=11.0,
-                peak_flops_per_s=None,
-            ),
+            cost=lambda consumed_samples: COST,
             lr=lambda step: step / 100,
             weight_decay=lambda step: 0.1,
         )  # fmt: skip
@@ -289,7 +289,7 @@ def test_a_drain_in_the_last_step_is_done(tmp_path: Path) -> None:
 
 def test_a_step_passed_over_has_no_speed(tmp_path: Path) -> None:
     world = Harness(tmp_path, train_steps=3)
-    world.plan = replace(world.plan, cost=replace(world.plan.cost, peak_flops_per_s=1e3))
+    world.plan = replace(world.plan, cost=lambda consumed_samples: replace(COST, peak_flops_per_s=1e3))
     world.run(RunState(skip_windows=((2, 2), (3, 3))))
     trained, skipped, _ = world.lines()
     assert trained["tokens_per_s"] > 0 and trained["mfu"] > 0
@@ -347,3 +347,20 @@ def test_a_torn_validation_line_does_not_count(tmp_path: Path) -> None:
     cycle_dir.mkdir(parents=True)
     (cycle_dir / "validation.jsonl").write_text('{"step": 6, "loss"')
     assert not validated(tmp_path, 6)
+
+
+def test_steps_of_a_ramp_are_counted_as_what_they_are(tmp_path: Path) -> None:
+    """4 samples a step, 8 from the ninth on; step 3 is passed over and its samples are drawn all the same."""
+
+    def cost(consumed_samples: int) -> StepCost:
+        n = 1 if consumed_samples < 8 else 2
+        return replace(COST, samples=n * SAMPLES, tokens=n * TOKENS, flops=n * 10.0)
+
+    world = Harness(tmp_path, train_steps=4)
+    world.plan = replace(world.plan, cost=cost)
+    end = world.run(RunState(skip_windows=((3, 3),)))
+    assert (end.state.consumed_samples, end.state.consumed_tokens) == (24, 24 * 8)
+    assert [line["consumed_samples"] for line in world.lines()] == [4, 8, 16, 24]
+    assert [line["model_flops"] for line in world.lines()] == [10.0, 10.0, 0.0, 20.0]
+    assert [asked["sample"] for asked in world.engine.asked] == [0, 4, 16]
+    assert (world.beats.stats.samples_total, world.beats.stats.tokens_total) == (24, 24 * 8)

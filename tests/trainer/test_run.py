@@ -3,11 +3,13 @@
 import json
 from argparse import Namespace
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_run
+import yaml
 from record_factory import CYCLE
 
 from trainer import run as run_module
@@ -223,3 +225,45 @@ def test_a_cycle_of_another_size_is_refused(tmp_path: Path) -> None:
     trainer = process(tiny_run.make(tmp_path), tmp_path / "run", cycle=cycle)
     assert trainer.run() == 78
     assert "cycle.json says 2 ranks (1 nodes × 2 ranks per node)" in outcome(trainer)["message"]
+
+
+COSINE = {"lr_warmup_steps": 2, "lr_decay_style": "cosine", "min_decay_lr": 0.001}
+WSD = {"lr_warmup_steps": 2, "lr_decay_style": "1-sqrt", "lr_decay_starting_step": 4, "lr_decay_steps": 2}
+RAMP = [{"from_samples": 0, "global_batch_size": 2}, {"from_samples": 3, "global_batch_size": 4}]
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "cosine and weight decay": (COSINE, {"weight_decay_schedule": {"end_value": 3.0, "style": "cosine"}}, {}),
+    "wsd and batch size": (WSD, {}, {"batch_size_ramp": RAMP}),
+    "constant": ({"lr_warmup_steps": 2, "lr_decay_style": "constant"}, {}, {}),
+}
+
+
+def lines_of(trainer: TrainerProcess) -> list[tuple[Any, ...]]:
+    """What a step computed, bit for bit, by step."""
+    keys = ("step", "consumed_samples", "num_valid", "lr", "loss", "grad_norm", "model_flops")
+    text = (trainer.launch.cycle_dir / "train.jsonl").read_text()
+    return [tuple(json.loads(line)[key] for key in keys) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_r7_a_run_that_goes_on_has_the_rates_of_one_that_never_stopped(change: str, tmp_path: Path) -> None:
+    """R7, R1, R2: saved inside warm-up, plateau, decay and ramp, and resumed."""
+    scheduler, optimizer, tokens = CHANGES[change]
+    path, run_dir = tiny_run.make(tmp_path, interval=1), tmp_path / "run"
+    body = yaml.safe_load(path.read_text())
+    body["optimizer"] = {"learning_rate_scheduler": {"learning_rate": 0.01, **scheduler}, "weight_decay": 0.1}
+    body["optimizer"] |= optimizer
+    body["tokens"] |= tokens
+    del body["data"]["validation"]
+    path.write_text(yaml.safe_dump(body))
+    straight = process(path, run_dir, cycle=make_cycle(run_dir, 1))
+    assert straight.run() == 0
+    expected = lines_of(straight)
+    samples = [2, 2, 4, 4, 4, 4] if tokens else [4] * 6
+    assert [line[1:3] for line in expected] == [
+        (consumed, n * tiny_run.SEQUENCE) for consumed, n in zip(accumulate(samples), samples, strict=True)
+    ]
+    for cycle, step in enumerate((1, 3, 5), start=2):
+        name = f"step-{step:09d}.a0001g01c0001"
+        resumed = process(path, run_dir, cycle=make_cycle(run_dir, cycle, resume_from=name))
+        assert resumed.run() == 0
+        assert lines_of(resumed) == expected[step:]

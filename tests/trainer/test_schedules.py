@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.schedules import decay_start, decay_steps, lr_at, weight_decay_at, weight_decay_steps
+from trainer.schedules import (
+    BatchSize,
+    batch_size_at,
+    decay_start,
+    decay_steps,
+    first_steps,
+    lr_at,
+    samples_before,
+    weight_decay_at,
+    weight_decay_steps,
+)
 
 STYLES = ("linear", "cosine", "1-sqrt", "constant")
 
@@ -128,3 +138,41 @@ def test_weight_decay_goes_one_way_from_its_first_value_to_its_last(
         assert now == first
     elif step >= start + weight_decay_steps(schedule, train_steps=train_steps):
         assert now == end
+
+
+def sizes(*entries: tuple[int, int]) -> tuple[BatchSize, ...]:
+    return tuple(BatchSize(from_samples=start, samples=samples) for start, samples in entries)
+
+
+def test_a_ramp_changes_at_the_first_step_that_starts_late_enough() -> None:
+    ramp = sizes((0, 4), (10, 8), (20, 16))
+    assert [samples_before(step, ramp) for step in range(1, 8)] == [0, 4, 8, 12, 20, 36, 52]
+    assert first_steps(ramp) == (1, 4, 5)
+    assert [batch_size_at(consumed, ramp) for consumed in (0, 9, 10, 19, 20, 10**9)] == [4, 4, 8, 8, 16, 16]
+
+
+def test_an_entry_that_a_large_step_jumps_over_has_no_step() -> None:
+    ramp = sizes((0, 8), (2, 9), (3, 10))
+    assert first_steps(ramp) == (1, 2, 2)
+    assert [samples_before(step, ramp) for step in (1, 2, 3)] == [0, 8, 18]
+
+
+@given(
+    entries=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20)), max_size=4),
+    first=st.integers(1, 20),
+    step=st.integers(1, 60),
+)
+@settings(max_examples=50, deadline=None)
+def test_the_samples_before_a_step_are_those_of_the_steps_before(
+    entries: list[tuple[int, int]], first: int, step: int
+) -> None:
+    """The closed form is what a run adds up step by step, from whichever step it goes on."""
+    ramp = sizes((0, first), *sorted({start: samples for start, samples in entries}.items()))
+    consumed = 0
+    for number in range(1, step + 1):
+        assert samples_before(number, ramp) == consumed
+        at = batch_size_at(consumed, ramp)
+        assert at == next(
+            s.samples for s, after in zip(ramp[::-1], first_steps(ramp)[::-1], strict=True) if number >= after
+        )
+        consumed += at

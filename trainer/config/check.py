@@ -1,9 +1,11 @@
 """`python -m trainer check CONFIG`: every problem at once, the launch facts, and where each value comes from.
 
-    --json prints {schema_version, ok, problems, config, merged, merged_yaml, origins, foreign, mesh, facts, fit, gpus}
+    --json prints
+        {schema_version, ok, problems, config, merged, merged_yaml, origins, foreign, mesh, facts, curve, fit, gpus}
         config       the trainer's sections with all defaults, null while something in them is wrong
         merged       the whole layered config as plain data; merged_yaml the same as text that reads back exactly
         foreign      the orchestrator's sections as scalar text with quotes and marks, for it to validate
+        curve        learning rate, weight decay and batch size at the steps where one of them changes its course
         mesh         dp, pp, tp, cp and world_size, known also when something else is wrong
         origins      dotted key → "file:line", "--set …" or "default"
 
@@ -18,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .facts import as_data, launch_facts
+from .facts import as_data, curve, launch_facts
 from .here import Fit, LocalGpu, data_findings, fit, fit_findings, local_gpus, schedule_findings, tokenizer_findings
 from .load import Loaded, load
 from .problems import Problem, Severity, format_problem, has_errors
@@ -119,6 +121,7 @@ def as_json(checked: Checked) -> dict[str, Any]:
         "foreign": loaded.foreign,
         "mesh": loaded.mesh,
         "facts": checked.facts,
+        "curve": None if loaded.config is None else curve(loaded.config),
         "fit": None if checked.fit is None else asdict(checked.fit),
         "gpus": [asdict(gpu) for gpu in checked.gpus],
     }
@@ -140,6 +143,8 @@ def as_text(checked: Checked, *, show: bool) -> Iterator[str]:
         for path, where in sorted(origins(replace(checked.loaded, merged=hidden)).items()):
             value = values[path].text if path in values else default_of(checked, path)
             yield f"{path} = {value}    [{where}]"
+        if checked.loaded.config is not None:
+            yield from _curve_text(curve(checked.loaded.config))
     if checked.facts is not None:
         yield from _facts_text(checked.facts, checked.fit)
     yield "ok" if checked.ok else "not usable as it stands"
@@ -159,11 +164,17 @@ def _facts_text(facts: dict[str, Any], result: Fit | None) -> Iterator[str]:
     yield f"ranks       {facts['world_size']} = {mesh}"
     yield f"parameters  {facts['num_params']:,}; a checkpoint is {facts['checkpoint_bytes'] / 1e9:.3g} GB"
     yield f"step        {facts['samples_per_step']:,} samples, {facts['tokens_per_step']:,} tokens"
-    yield f"run         {facts['train_steps']:,} steps, {facts['train_steps'] * facts['tokens_per_step']:,} tokens"
+    yield f"run         {facts['train_steps']:,} steps, {facts['train_samples'] * facts['sequence_length']:,} tokens"
     parts = ", ".join(f"{name} {memory[name] / 1e9:.3g}" for name in memory if name != "total")
     yield f"memory      about {memory['total'] / 1e9:.3g} GB on the fullest rank ({parts})"
     if result is not None and result.fits:
         yield f"fits        one {result.gpu}; micro_batch_size could be up to {result.largest_micro_batch}"
+
+
+def _curve_text(points: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for at in points:
+        rates = f"learning rate {at['lr']:.4g}, weight decay {at['weight_decay']:.4g}"
+        yield f"at step     {at['step']:,}: {rates}, {at['batch_size']:,} samples"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,16 @@ from pydantic import TypeAdapter
 
 from trainer.flops import step_flops
 from trainer.memory import DTYPE_BYTES, rank_memory, topology_of
+from trainer.schedules import (
+    batch_size_at,
+    decay_start,
+    decay_steps,
+    first_steps,
+    lr_at,
+    samples_before,
+    weight_decay_at,
+    weight_decay_steps,
+)
 from trainer.spec import param_specs
 
 from .model import Config
@@ -38,6 +48,7 @@ def launch_facts(config: Config) -> dict[str, Any]:
         "samples_per_step": config.global_batch_size,
         "sequence_length": tokens.sequence_length,
         "train_steps": tokens.train_steps,
+        "train_samples": config.train_samples,
         "checkpoint_interval": config.checkpoints.checkpoint_interval,
         "checkpoint_bytes": num_params * NUM_STATES * state_bytes,
         "num_params": num_params,
@@ -50,6 +61,27 @@ def launch_facts(config: Config) -> dict[str, Any]:
         "vocab_size": config.model.model_config.vocab_size,
         "tokenizer": config.tokenizer.tokenizer_name_or_path if config.tokenizer else None,
     }
+
+
+def curve(config: Config) -> list[dict[str, Any]]:
+    """Learning rate, weight decay and batch size (samples) at the steps where one of them changes its course."""
+    optimizer, train_steps = config.optimizer, config.tokens.train_steps
+    rate, decay, sizes = optimizer.learning_rate_scheduler, optimizer.weight_decay_schedule, config.batch_sizes
+    start, length = decay_start(rate), decay_steps(rate, train_steps=train_steps)
+    steps = {1, rate.lr_warmup_steps, start, start + length // 2, start + length, train_steps, *first_steps(sizes)}
+    if decay is not None:
+        changing = weight_decay_steps(decay, train_steps=train_steps)
+        steps |= {decay.starting_step, decay.starting_step + changing}
+    return [
+        {
+            "step": step,
+            "lr": lr_at(step, rate, train_steps=train_steps),
+            "weight_decay": weight_decay_at(step, optimizer.weight_decay, decay, train_steps=train_steps),
+            "batch_size": batch_size_at(samples_before(step, sizes), sizes),
+        }
+        for step in sorted(steps)
+        if 1 <= step <= train_steps
+    ]
 
 
 def as_data(config: Config) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from trainer.schedules import BatchSize, samples_before
+
 Positive = Annotated[int, Field(ge=1, le=2**53)]
 Natural = Annotated[int, Field(ge=0, le=2**53)]
 Unit = Annotated[float, Field(ge=0, lt=1)]
@@ -170,13 +172,25 @@ class Optimizer(Section):
     accumulate_grad_in_fp32: bool = True
 
 
+class RampedBatch(Section):
+    """A step that starts at `from_samples` consumed samples or later has `global_batch_size` samples."""
+
+    from_samples: Natural
+    global_batch_size: Positive
+
+
 class Tokens(Section):
-    """How much is trained per step, and how long."""
+    """How much is trained per step, and how long.
+
+    `batch_size_ramp`: smaller global batches at the start of the run; fewer micro-batches make them. Its last entry is
+    the full batch, micro_batch_size · batch_accumulation_per_replica · dp.
+    """
 
     sequence_length: Length
     train_steps: Steps
     micro_batch_size: Batch
     batch_accumulation_per_replica: Batch
+    batch_size_ramp: Annotated[list[RampedBatch], Field(min_length=1)] | None = None
 
 
 class Dataset(Section):
@@ -253,17 +267,30 @@ class Config(Section):
 
     @property
     def num_micro_batches(self) -> int:
-        """m: micro-batches per dp rank and step."""
+        """m: micro-batches per dp rank and step; with a ramp, the most there are."""
         return self.tokens.batch_accumulation_per_replica
 
     @property
     def global_batch_size(self) -> int:
-        """Samples per optimizer step, over all dp ranks."""
+        """Samples per optimizer step, over all dp ranks; with a ramp, the most there are."""
         return self.tokens.micro_batch_size * self.num_micro_batches * self.parallelism.dp
 
     @property
+    def batch_sizes(self) -> tuple[BatchSize, ...]:
+        """The ramp in rising order from 0; without one, the one size there is."""
+        if self.tokens.batch_size_ramp is None:
+            return (BatchSize(from_samples=0, samples=self.global_batch_size),)
+        ramp = self.tokens.batch_size_ramp
+        return tuple(BatchSize(from_samples=at.from_samples, samples=at.global_batch_size) for at in ramp)
+
+    @property
+    def train_samples(self) -> int:
+        """Samples of the whole run."""
+        return samples_before(self.tokens.train_steps + 1, self.batch_sizes)
+
+    @property
     def tokens_per_step(self) -> int:
-        """Tokens per optimizer step, over all dp ranks."""
+        """Tokens per optimizer step, over all dp ranks; with a ramp, the most there are."""
         return self.global_batch_size * self.tokens.sequence_length
 
     @property

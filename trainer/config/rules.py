@@ -3,8 +3,8 @@
     Partial sections (something in them could not be read) are judged as far as their values go: a rule that needs a
     missing value raises MissingValue and has nothing to say.
 
-Data rules stand in `rules_data.py`, those of the pipeline in `rules_pipeline.py`. Nothing here looks at this machine;
-that is `here.py`.
+Data rules stand in `rules_data.py`, those of the pipeline in `rules_pipeline.py`, those of rates and batch sizes in
+`rules_optimizer.py`. Nothing here looks at this machine; that is `here.py`.
 """
 
 import math

@@ -74,7 +74,7 @@ def held_out_is_held_out(c: Any, given: Given) -> Iterator[Finding]:
 
 def validation_is_shorter_than_the_training(c: Any, given: Given) -> Iterator[Finding]:
     """A pass over more samples than the whole run trains on is a slip in the number, or in the folder's purpose."""
-    trained = c.tokens.train_steps * c.global_batch_size
+    trained = c.train_samples
     for key, data in sources(c):
         if data.validation is not None and data.validation.num_samples > trained:
             samples = data.validation.num_samples

@@ -1,8 +1,10 @@
 """Rules about what changes over a run: learning rate, weight decay, batch size."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from trainer.pipeline.partition import is_schedule_file
 from trainer.schedules import CONSTANT, decay_start, decay_steps, lr_at, weight_decay_steps
 
 from .problems import Severity
@@ -77,9 +79,65 @@ def weight_decay_arrives(c: Any, given: Given) -> Iterator[Finding]:
         yield Finding(key=key, message=message, found=found, expected=expected, severity=Severity.WARNING)
 
 
+def ramp_is_legal(c: Any, given: Given) -> Iterator[Finding]:
+    """From 0, rising in samples and in size, whole micro-batches for every dp rank, up to the full batch."""
+    ramp = c.tokens.batch_size_ramp
+    if ramp is None:
+        return
+    if ramp[0].from_samples:
+        found = str(ramp[0].from_samples)
+        yield Finding(key=f"{RAMP}.0.from_samples", message="nothing says how large the first batch is", found=found,
+                      expected="0")  # fmt: skip
+    for index, (before, entry) in enumerate(itertools.pairwise(ramp), start=1):
+        for name in ("from_samples", "global_batch_size"):
+            least, value = getattr(before, name), getattr(entry, name)
+            if value <= least:
+                key, expected = f"{RAMP}.{index}.{name}", f"more than the {least} of the entry before"
+                yield Finding(key=key, message="a ramp goes up", found=str(value), expected=expected)
+    yield from _whole_micro_batches(c)
+
+
+def _whole_micro_batches(c: Any) -> Iterator[Finding]:
+    ramp, dp, size = c.tokens.batch_size_ramp, c.parallelism.dp, c.tokens.micro_batch_size
+    unit = dp * size
+    full = unit * c.tokens.batch_accumulation_per_replica
+    what = f"micro_batch_size {size} · dp {dp} = {unit}"
+    for index, entry in enumerate(ramp):
+        key, value = f"{RAMP}.{index}.global_batch_size", entry.global_batch_size
+        below, above = value // unit * unit, -(-value // unit) * unit
+        if below != above:
+            expected = f"{below} or {above}" if below else str(above)
+            message = f"not a multiple of {what}, the samples of one micro-batch on all dp ranks"
+            yield Finding(key=key, message=message, found=str(value), expected=expected)
+        elif index == len(ramp) - 1 and value != full:
+            message = f"the ramp must end at the full batch, batch_accumulation_per_replica · {what}"
+            expected = f"{full}, or batch_accumulation_per_replica: {value // unit}"
+            yield Finding(key=key, message=message, found=str(value), expected=expected)
+
+
+def ramp_has_a_named_schedule(c: Any, given: Given) -> Iterator[Finding]:
+    """A schedule file is one list of actions, for one number of micro-batches."""
+    name = c.parallelism.pp_engine
+    if c.tokens.batch_size_ramp is not None and len(c.tokens.batch_size_ramp) > 1 and is_schedule_file(name):
+        message = f"the schedule file {name} is made for one number of micro-batches, and a ramp has several"
+        yield Finding(key=RAMP, message=message, expected="no ramp, or a schedule by name in parallelism.pp_engine")
+
+
+def ramp_ends_in_the_run(c: Any, given: Given) -> Iterator[Finding]:
+    """An entry that no step reaches."""
+    ramp = c.tokens.batch_size_ramp
+    if ramp is not None and ramp[-1].from_samples >= c.train_samples:
+        message = f"never reached: the whole run has {c.train_samples:,} samples in {c.tokens.train_steps:,} steps"
+        key, found = f"{RAMP}.{len(ramp) - 1}.from_samples", str(ramp[-1].from_samples)
+        yield Finding(key=key, message=message, found=found, severity=Severity.WARNING)
+
+
 OPTIMIZER_RULES: tuple[Rule, ...] = (
     rate_order,
     rate_reaches_its_floor,
     constant_rate_has_no_decay,
     weight_decay_arrives,
+    ramp_is_legal,
+    ramp_has_a_named_schedule,
+    ramp_ends_in_the_run,
 )

@@ -22,6 +22,7 @@ from trainer.data.batch import IGNORE_LABEL, StepBatch
 from trainer.data.format import BadId, TokenSource, bad_id_error, first_bad_id
 from trainer.data.mixture import Mixture, Stage, weight_problem
 from trainer.errors import ConfigError, DataError
+from trainer.schedules import BatchSize, batch_size_at, samples_before
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -58,7 +59,7 @@ def all_folders(stages: Sequence[PlannedStage]) -> tuple[str, ...]:
 
 
 def build_mixture(
-    stages: Sequence[PlannedStage], *, num_samples: Sequence[int], global_batch_size: int, seed: int
+    stages: Sequence[PlannedStage], *, num_samples: Sequence[int], batch_sizes: Sequence[BatchSize], seed: int
 ) -> Mixture:
     """The mixture over `all_folders(stages)`. Raises ConfigError where folders and weights do not fit together."""
     folders = all_folders(stages)
@@ -76,7 +77,7 @@ def build_mixture(
         by_source = [0.0] * len(folders)
         for folder, weight in zip(stage.folders, weights, strict=True):
             by_source[folders.index(folder)] += weight
-        mixed.append(Stage(start=(stage.start_step - 1) * global_batch_size, weights=tuple(by_source)))
+        mixed.append(Stage(start=samples_before(stage.start_step, batch_sizes), weights=tuple(by_source)))
     try:
         return Mixture(num_samples=num_samples, stages=mixed, seed=seed)
     except ValueError as error:
@@ -95,8 +96,8 @@ class Loader:
         self.dp, self.dp_rank = topology.dp, topology.coord(rank).dp
         self.sequence_length = config.tokens.sequence_length
         self.micro_batch_size = config.tokens.micro_batch_size
-        self.num_micro_batches = config.tokens.batch_accumulation_per_replica
-        self.global_batch_size = self.micro_batch_size * self.num_micro_batches * self.dp
+        self.num_micro_batches = config.num_micro_batches
+        self.batch_sizes = config.batch_sizes
         self.vocab_size = config.model.model_config_.vocab_size
         stages = planned_stages(config)
         self.sources = tuple(TokenSource(Path(folder)) for folder in all_folders(stages))
@@ -105,7 +106,7 @@ class Loader:
         self.mixture = build_mixture(
             stages,
             num_samples=[self.samples_in(source) for source in self.sources],
-            global_batch_size=self.global_batch_size,
+            batch_sizes=self.batch_sizes,
             seed=config.data_seed,
         )
 
@@ -118,7 +119,8 @@ class Loader:
 
         Raises DataError naming file and offset if an id does not fit the vocabulary.
         """
-        places = self._places(self.num_micro_batches)
+        size = batch_size_at(consumed_samples, self.batch_sizes)
+        places = self._places(size // (self.dp * self.micro_batch_size))
         ids = consumed_samples + places
         rows = [self._train_row(int(sample), step=step_index0 + 1) for sample in ids.reshape(-1)]
         return self._assemble(rows, ids)

@@ -1,7 +1,7 @@
 """What `pawl check` prints: problems, what was not checked here, memory, launch facts, origins."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ def as_data(result: CheckResult) -> dict[str, Any]:
         "ok": result.ok,
         "problems": [problem.as_dict() for problem in result.problems],
         "facts": None if result.facts is None else asdict(result.facts),
+        "curve": list(result.curve),
         "launch": None if spec is None else launch_data(spec),
         "fit": result.fit,
         "merged": result.merged,
@@ -71,6 +72,8 @@ def report(result: CheckResult, *, show: bool) -> Iterator[str]:
         )
     if show:
         yield from values(result)
+        if result.curve:
+            yield from curve_table(result.curve)
     if result.facts is not None:
         yield from facts_table(result.facts)
         yield from fit_lines(result.fit)
@@ -84,7 +87,8 @@ def report(result: CheckResult, *, show: bool) -> Iterator[str]:
 def facts_table(facts: LaunchFacts) -> Iterator[str]:
     """Sizes of the run, and where the memory of the fullest rank goes."""
     mesh = " × ".join(f"{axis} {getattr(facts, axis)}" for axis in ("dp", "pp", "tp", "cp"))
-    tokens = facts.train_steps * facts.tokens_per_step
+    same_size = facts.train_steps * facts.samples_per_step
+    tokens = (same_size if facts.train_samples is None else facts.train_samples) * facts.sequence_length
     yield f"run         {facts.run}: {plural(facts.train_steps, 'step')}, {tokens:,} tokens"
     yield f"ranks       {facts.world_size} = {mesh}"
     samples, length = facts.samples_per_step, facts.sequence_length
@@ -97,6 +101,14 @@ def facts_table(facts: LaunchFacts) -> Iterator[str]:
     yield from (f"  {name:<{width}}  {human_size(count):>9}" for name, count in memory.items())
     if facts.pp > 1 and not memory["logits"]:
         yield f"  (the logits are on the last of {facts.pp} pipeline ranks; the fullest rank is another one)"
+
+
+def curve_table(curve: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """What changes over the run, at the steps where it changes its course."""
+    yield f"{'step':>12}  {'learning rate':>13}  {'weight decay':>12}  {'samples':>8}"
+    for at in curve:
+        rate, decay = f"{at['lr']:.4g}", f"{at['weight_decay']:.4g}"
+        yield f"{at['step']:>12,}  {rate:>13}  {decay:>12}  {at['batch_size']:>8,}"
 
 
 def fit_lines(fit: dict[str, Any] | None) -> Iterator[str]:
