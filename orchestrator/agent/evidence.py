@@ -20,7 +20,7 @@ from pathlib import Path
 
 from orchestrator.agent import proc
 from orchestrator.state.codec import dumps
-from orchestrator.state.fsio import write_atomic
+from orchestrator.state.fsio import open_plain, write_atomic
 
 STACKS_WAIT_S = 1.0
 HOLD_STOPPED_S = 0.5
@@ -206,7 +206,7 @@ def _wait_for(done: Callable[[], bool], *, limit_s: float) -> None:
 def last_lines(path: Path) -> tuple[str, ...]:
     """The end of a log: at most 60 lines of at most 16 KiB; () when it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             file.seek(max(0, _size(path) - _LOG_TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:

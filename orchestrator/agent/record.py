@@ -16,6 +16,7 @@ from pathlib import Path
 
 from orchestrator.state.codec import decode, dumps
 from orchestrator.state.epochs import Epoch
+from orchestrator.state.fsio import open_plain
 from orchestrator.state.records import SCHEMA_VERSION, Unreadable
 
 RECORD_BYTES = 4096
@@ -84,13 +85,13 @@ def parse_record(raw: bytes) -> NodeRecord | Unreadable:
         return Unreadable(why="wrong checksum (being written?)")
     try:
         return decode(NodeRecord, json.loads(text), where="node record")
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         return Unreadable(why=str(error))
 
 
 def write_record(path: Path, record: NodeRecord) -> None:
     """Overwrite the node's record in place. Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o640)
     try:
         os.pwrite(fd, encode_record(record), 0)
     finally:
@@ -100,6 +101,7 @@ def write_record(path: Path, record: NodeRecord) -> None:
 def read_record(path: Path) -> NodeRecord | Unreadable:
     """The node's last record. Unreadable also when there is none."""
     try:
-        return parse_record(path.read_bytes()[:RECORD_BYTES])
+        with open_plain(path) as file:
+            return parse_record(file.read(RECORD_BYTES))
     except OSError as error:
         return Unreadable(why=str(error.strerror))

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Annotated
 
 import typer
@@ -96,8 +97,9 @@ def exit_code_of_trainer(code: int, *, interrupted: bool = False) -> int:
     return 2 if code in (2, _CONFIG_ERROR) else 1
 
 
+@cache
 def _command() -> Callable[..., object]:
-    """The assembled command tree; importing the modules registers their commands."""
+    """The assembled command tree; once, because registering again would add every command again."""
     from orchestrator.cli.commands import control, launch, look
 
     for module in (launch, look, control):

@@ -61,7 +61,7 @@ def work_folder(paths: RunPaths) -> str:
     """
     try:
         return str(json.loads(read_text(paths.provenance) or "")["workdir"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PawlError(
             f"{paths.provenance} does not say where the run was submitted, so relative paths of its config have no "
             "meaning. Restore the file."

@@ -29,7 +29,7 @@ def parse_targets(text: str | None) -> tuple[str, ...]:
     """The host:port addresses of a targets file; () when there is none that can be read."""
     try:
         groups = json.loads(text or "[]")
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     found = []
     for group in groups if isinstance(groups, list) else ():

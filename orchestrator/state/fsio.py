@@ -4,10 +4,12 @@ Readers get `None` for "could not read", never an exception in the middle of a d
 run directory: a hard link, because `O_EXCL` and `flock` are not to be trusted on every NFS, while the link count is.
 """
 
+import errno
 import os
 import secrets
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from orchestrator.errors import PawlError
 
@@ -50,26 +52,30 @@ def _write_new(path: Path, text: str, *, mode: int, durable: bool) -> None:
             os.fsync(fd)
 
 
+def open_plain(path: Path) -> BinaryIO:
+    """Open a regular file for reading; a folder, FIFO or device in its place is an OSError and never waited for.
+
+    Raises OSError, and ValueError for a path that no file can have.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    # Not left to fdopen: it would raise on a folder and leak the descriptor.
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no plain file", str(path))
+    return os.fdopen(fd, "rb")
+
+
 def read_text(path: Path, *, limit: int = MAX_RECORD_BYTES) -> str | None:
     """The text of a regular file, or None when it is absent, unreadable, no UTF-8, no plain file or over `limit` bytes.
 
-    A FIFO or device put in the place of a record must not block the loop that reads it, hence O_NONBLOCK and the check.
+    Nothing put in the place of a record may block the loop that reads it.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return None
-    try:
-        # A folder must be refused here: fdopen would raise on it and leak the descriptor.
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        with os.fdopen(fd, "rb", closefd=False) as file:
+        with open_plain(path) as file:
             data = file.read(limit + 1)
         return None if len(data) > limit else data.decode()
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):  # UnicodeDecodeError is a ValueError
         return None
-    finally:
-        os.close(fd)
 
 
 def read_own(path: Path, *, private: bool = False, limit: int = MAX_RECORD_BYTES) -> str:

@@ -28,7 +28,7 @@ def list_runs(runs_root: Path) -> tuple[RunPaths, ...]:
     if names is None:
         raise UsageError(f"{runs_root} cannot be listed. Give another folder with --runs-root or $PAWL_RUNS.")
     found = (RunPaths(runs_root / name) for name in names if not name.startswith("."))
-    return tuple(paths for paths in found if paths.config.is_file())
+    return tuple(paths for paths in found if _holds_a_run(paths.root))
 
 
 def find_run(run: str | None, *, runs_root: Path) -> RunPaths:
@@ -52,10 +52,12 @@ def find_run(run: str | None, *, runs_root: Path) -> RunPaths:
 def _holds_a_run(folder: Path) -> bool:
     """Whether a run lies there. A text that no file can be called by (too long, with NUL) names none.
 
+    A run whose run.yaml was lost is still one: it must not vanish from sight, it may be training.
     Raises OSError where that cannot be known, as in a folder that may not be entered.
     """
     try:
-        return (folder / "run.yaml").is_file()
+        paths = RunPaths(folder)
+        return paths.config.is_file() or (paths.ledger.is_dir() and paths.attempts.is_dir())
     except ValueError:
         return False
     except OSError as error:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.errors import PawlError, UsageError
-from orchestrator.state.fsio import list_names, read_text
+from orchestrator.state.fsio import list_names, open_plain, read_text
 from orchestrator.state.records import LaunchFacts, parse_launch_facts
 from orchestrator.state.rundir import RunPaths
 from orchestrator.views.human import harmless, plural
@@ -132,7 +132,7 @@ class _Tail:
     def read(self, *, final: bool) -> list[LogLine]:
         """Lines since the last call. `final`: the end of the file ends the last line too."""
         try:
-            with self.path.open("rb") as file:
+            with open_plain(self.path) as file:
                 file.seek(self._offset)
                 data = file.read()
         except OSError:

@@ -3,6 +3,7 @@
 Nothing here needs the run's supervisor: a run on another machine, one that is over and a copied one are read alike.
 """
 
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ def read_run(run_dir: Path, now: float | None = None) -> RunInputs:
     counting = count_checkpoints(paths, run=facts.run if isinstance(facts, LaunchFacts) else None)
     if counting is None:
         problems.append("checkpoints/ or attempts/ cannot be listed, so it is unknown which checkpoints count")
-    newest = max(_cycles(paths), key=lambda cycle: cycle.epoch, default=None)
+    newest = max(_cycles(paths, problems), key=lambda cycle: cycle.epoch, default=None)
     return RunInputs(
         now=seen,
         run_dir=str(run_dir),
@@ -71,13 +72,16 @@ def numbers(folder: Path) -> tuple[int, ...]:
     return tuple(sorted(number for number in found if number is not None))
 
 
-def _cycles(paths: RunPaths) -> Iterator[Cycle]:
-    """Every launch's record that can be read."""
+def _cycles(paths: RunPaths, problems: list[str]) -> Iterator[Cycle]:
+    """Every launch's record that can be read. A folder without one never started a rank."""
     for attempt in numbers(paths.attempts):
         for number in numbers(paths.cycles(attempt)):
-            record = parse_cycle(read_text(paths.cycle_file(attempt, number)))
+            path = paths.cycle_file(attempt, number)
+            record = parse_cycle(read_text(path))
             if isinstance(record, Cycle):
                 yield record
+            elif os.path.lexists(path):
+                problems.append(f"{paths.relative(path)}: {record.why}")
 
 
 def _read_lines(paths: RunPaths, problems: list[str]) -> tuple[tuple[StepLine, ...], tuple[ValidationLine, ...]]:
