@@ -2,17 +2,19 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from engine_world import solo_engine, tiny_batch, tiny_config
 
 from trainer.beat import Word
-from trainer.engine import Engine
+from trainer.engine import Engine, StepResult
 from trainer.errors import ConfigError
 from trainer.mesh.context import ParallelContext
 from trainer.mesh.topology import Topology
 from trainer.optim.norm import square_sum
+from trainer.pipeline.generators import GENERATORS
 
 
 def snapshot(engine: Engine) -> list[torch.Tensor]:
@@ -112,6 +114,26 @@ def test_eval_is_the_sum_of_what_training_reports_as_a_mean() -> None:
     loss_sum, num_valid = engine.eval_loss(tiny_batch())
     result = step(engine, tiny_batch())
     assert num_valid == result.num_valid and loss_sum / num_valid == pytest.approx(result.loss, rel=1e-12)
+
+
+@pytest.mark.parametrize(("tied", "dtype"), [(True, "float32"), (False, "float32"), (True, "bfloat16")])
+def test_stages_of_one_rank_change_no_bit(tied: bool, dtype: str) -> None:
+    """Handed over as a detached leaf, weight gradients at once or late: losses, norms, weights, eval are the same."""
+
+    def run(**mesh: Any) -> tuple[list[StepResult], tuple[float, int], list[torch.Tensor]]:
+        engine = solo_engine(tiny_config(tied=tied, dtype=dtype, layers=4, **mesh))
+        results = [step(engine, tiny_batch(t, m=5), t) for t in (1, 2)]
+        names = [slot.name for bucket in engine.layout.buckets for slot in bucket.slots]
+        return results, engine.eval_loss(tiny_batch(9, m=3)), [engine.optimizer.view(name)[0] for name in sorted(names)]
+
+    results, validation, weights = run()
+    meshes: list[dict[str, Any]] = [{"pp_engine": name} for name in GENERATORS]
+    meshes += [{"pp_engine": "interleaved", "virtual_stages": 4}]
+    meshes += [{"pp_engine": "afab", "virtual_stages": 3, "layers_per_stage": [0, 3, 1]}]
+    for mesh in meshes:
+        others = run(**mesh)
+        assert others[:2] == (results, validation), mesh
+        assert same(others[2], weights), mesh
 
 
 def test_splitting_the_batch_into_micro_batches_changes_nothing() -> None:

@@ -140,6 +140,16 @@ def test_activations_in_flight_are_the_schedules_own() -> None:
         assert memory.activations == 4 * tokens * (numel + 2 * hidden + 3 * ffn), name
 
 
+def test_a_tied_embedding_whose_sites_share_a_rank_has_a_second_gradient_buffer_there() -> None:
+    """V-shaped, the first and the last stage are rank 0's: its gradients are its parameters' and once the embedding."""
+    base = (f"{SHAPE}vocab_size=5000", f"{SHAPE}num_hidden_layers=4", "parallelism.pp=2", "model.dtype=float32")
+    turned, looped = (
+        rank_memory(config("tiny", *base, f"parallelism.pp_engine={name}")) for name in ("zb-v", "interleaved")
+    )
+    assert turned.gradients == turned.parameters + 4 * 5000 * 64
+    assert looped.gradients == looped.parameters
+
+
 def test_more_micro_batches_than_fill_the_pipeline_are_not_played() -> None:
     """The estimate of a million micro-batches is that of a few, at once; afab alone holds them all."""
     for name in ("1f1b", "interleaved", "zb-h1", "zb-v"):
