@@ -43,8 +43,9 @@ def write_tokens(folder: Path, *, num_tokens: int, seed: int) -> Path:
 
 
 def config(
-    data: Path, *, dp: int = 1, pp: int = 1, tp: int = 1, train_steps: int = 6, interval: int = 3, **tokens: int
-) -> dict[str, Any]:
+    data: Path, *, dp: int = 1, pp: int = 1, tp: int = 1, train_steps: int = 6, interval: int = 3,
+    val_check_interval: int | None = None, **tokens: int
+) -> dict[str, Any]:  # fmt: skip
     """The config of a two-layer Llama in fp32, with a validation set and a cosine that bends within the run."""
     return {
         "general": {"project": "tests", "run": "tiny", "seed": 7},
@@ -77,6 +78,7 @@ def config(
             "train_steps": train_steps,
             "micro_batch_size": tokens.get("micro_batch_size", 2),
             "batch_accumulation_per_replica": tokens.get("accumulation", 2),
+            "val_check_interval": val_check_interval,
         },
         "data": {
             "dataset": {"dataset_folder": [str(data / "a"), str(data / "b")], "dataset_weights": [0.75, 0.25]},

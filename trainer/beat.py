@@ -38,7 +38,7 @@ CONTROL = struct.Struct("<QI")  # control_seq, control_word
 
 # Bodies lie between seq (8 bytes) and crc32 (the last 4).
 BEAT_BODY = struct.Struct("<6I5QdQ36x")
-STATS_BODY = struct.Struct("<3Q3d3QdQdQ6d2Q2d24Q508x")
+STATS_BODY = struct.Struct("<3Q3d3QdQdQ6d2Q2d24QQ2d484x")
 SEQ_BYTES = 8
 
 HISTOGRAM_BOUNDS_S = (
@@ -115,6 +115,9 @@ class Stats:
     last_step_seconds: float = math.nan
     last_unix: float = math.nan
     step_seconds_histogram: list[int] = field(default_factory=lambda: [0] * len(HISTOGRAM_BOUNDS_S))
+    validation_passes_total: int = 0
+    validation_seconds_total: float = 0.0
+    validation_loss: float = math.nan
 
     def observe_step_seconds(self, seconds: float) -> None:
         """Count one step of this duration: sum, last, and the first bucket whose upper bound holds it."""
@@ -130,8 +133,8 @@ def encode_beat(beat: Beat) -> bytes:
 
 def encode_stats(stats: Stats) -> bytes:
     """The 888 bytes after seq: body and CRC-32."""
-    *scalars, histogram = astuple(stats)
-    return _with_crc(STATS_BODY.pack(*scalars, *histogram))
+    flat = (each for value in astuple(stats) for each in (value if isinstance(value, list) else [value]))
+    return _with_crc(STATS_BODY.pack(*flat))
 
 
 def _with_crc(body: bytes) -> bytes:

@@ -1,6 +1,9 @@
 """One line per step for a person, from rank 0. Numbers for machines are in train.jsonl."""
 
-from trainer.records import TrainLine
+import math
+from collections.abc import Sequence
+
+from trainer.records import TrainLine, ValidationLine
 
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -20,6 +23,26 @@ def step_text(line: TrainLine, *, train_steps: int) -> str:
     return " | ".join(parts)
 
 
+def validation_text(line: ValidationLine) -> str:
+    """`validation after step 100: loss 3.2100 over 4096 tokens (books 3.1000, code 3.3000)`."""
+    text = f"validation after step {line.step}: loss {_number(line.loss, '.4f')} over {line.num_valid} tokens"
+    if len(line.sources) > 1:
+        names = short_names([each.source for each in line.sources])
+        losses = [_number(each.loss, ".4f") for each in line.sources]
+        text += f" ({', '.join(f'{name} {loss}' for name, loss in zip(names, losses, strict=True))})"
+    return text
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The shortest tails of the paths, in whole parts, that tell them apart."""
+    parts = [[part for part in path.split("/") if part] or [path] for path in paths]
+    for length in range(1, max(map(len, parts), default=1) + 1):
+        tails = ["/".join(part[-length:]) for part in parts]
+        if len(set(tails)) == len(tails):
+            return tails
+    return list(paths)
+
+
 def is_due(step: int, *, interval: int, train_steps: int) -> bool:
     """Whether the step is printed: the first, every `interval`-th and the last."""
     return step == 1 or step == train_steps or step % interval == 0
@@ -34,4 +57,4 @@ def short(value: float) -> str:
 
 
 def _number(value: float | None, spec: str) -> str:
-    return "–" if value is None else format(value, spec)
+    return "–" if value is None or math.isnan(value) else format(value, spec)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from trainer.console import is_due, step_text
+from trainer.console import is_due, step_text, validation_text
 from trainer.records import TrainLine, ValidationLine, to_json
 
 
@@ -46,12 +46,14 @@ class Journal:
             print(step_text(line, train_steps=train_steps), flush=True)
 
     def validation(self, line: ValidationLine) -> None:
-        """Append a validation pass and print it."""
+        """Append a validation pass, synced, and print it: only what is not on record is measured again."""
         if self._cycle_dir is None:
             return
         with (self._cycle_dir / "validation.jsonl").open("a", encoding="utf-8") as file:
             file.write(to_json(line) + "\n")
-        print(f"validation after step {line.step}: loss {line.loss:.4f} over {line.num_valid} tokens", flush=True)
+            file.flush()
+            os.fsync(file.fileno())
+        print(validation_text(line), flush=True)
 
 
 def validated(run_dir: Path, step: int) -> bool:

@@ -2,7 +2,7 @@
 
     border ─ control word ─ DATA batch ─ STEP update ─ agree ─┬─ finite? ─ no ─▶ NonFiniteError (nobody has moved)
        ▲                                                      └─ SAVE at the interval, at the end, on save or drain
-       └────────────── line, beat, stats, garbage ◀───────────────────────────────┘
+       └─── EVAL at its interval and at the end ◀─── line, beat, stats, garbage ◀──┘
 
 The loop knows neither mesh nor files: it is given an engine, a loader, a way to save and a journal. `RunState` in, the
 next `RunState` out; everything that must survive a kill is in it.
@@ -11,7 +11,7 @@ next `RunState` out; everything that must survive a kill is in it.
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -22,8 +22,9 @@ from trainer.data.ahead import ReadAhead
 from trainer.data.batch import StepBatch
 from trainer.errors import NonFiniteError
 from trainer.journal import Journal
-from trainer.records import Epoch, TrainLine, ValidationLine
+from trainer.records import Epoch, TrainLine
 from trainer.throughput import StepCost, rates
+from trainer.validation import Evaluates, HoldsOut, validate
 
 GC_INTERVAL_STEPS = 100
 
@@ -47,29 +48,19 @@ class StepResultLike(Protocol):
     def next_num_valid(self) -> int: ...
 
 
-class EngineLike(Protocol):
+class EngineLike(Evaluates, Protocol):
     """The part of an engine the loop uses."""
-
-    @property
-    def collective_seq(self) -> int: ...
 
     def train_step(
         self, batch: StepBatch, *, lr: float, weight_decay: float, adam_t: int, control_word: int,
         num_valid: int | None, next_valid: int,
     ) -> StepResultLike: ...  # fmt: skip
 
-    def eval_loss(self, batch: StepBatch) -> tuple[float, int]: ...
 
-
-class LoaderLike(Protocol):
+class LoaderLike(HoldsOut, Protocol):
     """The part of a loader the loop uses."""
 
-    @property
-    def num_validation_samples(self) -> int: ...
-
     def batch(self, step_index0: int, consumed_samples: int) -> StepBatch: ...
-
-    def validation_batches(self) -> Iterator[StepBatch]: ...
 
 
 class SavedLike(Protocol):
@@ -86,11 +77,13 @@ class LoopPlan:
     """What the config asks of the loop.
 
     `lr` and `weight_decay` are functions of the 1-based step, `cost` (of the step that is due) of the samples consumed.
+    validation_interval None: held-out sets are measured after the last step only.
     """
 
     epoch: Epoch
     train_steps: int
     checkpoint_interval: int
+    validation_interval: int | None = None
     cost: Callable[[int], StepCost]
     lr: Callable[[int], float]
     weight_decay: Callable[[int], float]
@@ -140,21 +133,25 @@ class TrainLoop:
         journal: Journal,
         save: Callable[[RunState, Callable[[], None]], SavedLike],
         memory: Callable[[], tuple[int, int]],
+        validated: Callable[[int], bool],
     ) -> None:
         self.engine, self.loader, self.plan = engine, loader, plan
         self.ahead = ReadAhead(loader)
         self.beats, self.control, self.journal = beats, control, journal
-        self._save, self._memory = save, memory
+        self._save, self._memory, self._validated = save, memory, validated
         self.checkpoint: str | None = None
 
     def run(self, state: RunState) -> LoopEnd:
         """Train from `state` to the last step or a drain, then stop at that border with a checkpoint committed.
 
+        A validation that an earlier launch owes, because it ended between a save and the pass, is made up first.
         Raises NonFiniteError (the weights are those of the step before), DataError, and whatever the engine raises.
         """
         gc.collect()
         gc.disable()  # collected at borders instead: on thousands of ranks one of them always pauses in mid-step
         try:
+            if self.is_validation_due(state.step) and not self._validated(state.step):
+                self.validate(state)
             while state.step < self.plan.train_steps:
                 taken = self.take_step(state)
                 state = taken.state
@@ -164,6 +161,8 @@ class TrainLoop:
                     self.control.acknowledge()
                 if word is Word.DRAIN and state.step < self.plan.train_steps:
                     return LoopEnd(state=state, drained=True, checkpoint=self.checkpoint)
+                if self.is_validation_due(state.step):
+                    self.validate(state)
         finally:
             gc.enable()
         return LoopEnd(state=state, drained=False, checkpoint=self.checkpoint)
@@ -329,23 +328,15 @@ class TrainLoop:
             f"after a resume, its samples are the cause: pass over them, or lower the learning rate."
         )
 
+    def is_validation_due(self, step: int) -> bool:
+        """At its interval and after the last step, where there is anything to measure."""
+        interval = self.plan.validation_interval
+        at_interval = interval is not None and step > 0 and step % interval == 0
+        return bool(self.loader.held_out) and (at_interval or step == self.plan.train_steps)
+
     def validate(self, state: RunState) -> None:
-        """One forward-only pass over the fixed validation set, and its line in validation.jsonl."""
-        self.beats.beat(Phase.EVAL, step=state.step)
-        loss_sum, num_valid = 0.0, 0
-        for batch in self.loader.validation_batches():
-            batch_loss_sum, batch_valid = self.engine.eval_loss(batch)
-            loss_sum, num_valid = loss_sum + batch_loss_sum, num_valid + batch_valid
-            self.beats.beat(collective_seq=self.engine.collective_seq)
-        self.journal.validation(
-            ValidationLine(
-                step=state.step,
-                loss=loss_sum / num_valid if num_valid else math.nan,
-                num_valid=num_valid,
-                num_samples=self.loader.num_validation_samples,
-                unix=time.time(),
-            )
-        )
+        """One pass over the held-out sets, and its line in validation.jsonl."""
+        self.journal.validation(validate(self.engine, self.loader, self.beats, step=state.step))
 
 
 def advance(state: RunState, cost: StepCost, *, updated: bool) -> RunState:

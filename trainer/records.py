@@ -117,13 +117,24 @@ class TrainLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLoss:
+    """The held-out loss of one source, named as in the config; NaN where its set has no label."""
+
+    source: str
+    loss: float
+    num_valid: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationLine:
-    """One pass over the fixed validation set; `loss` is the mean over all `num_valid` labels."""
+    """One pass over the fixed held-out sets; `loss` is the mean over all `num_valid` labels of all sources."""
 
     step: int
     loss: float
     num_valid: int
     num_samples: int
+    sources: tuple[SourceLoss, ...] = ()
     unix: float
 
 
@@ -138,9 +149,13 @@ def to_json(record: Outcome | TrainLine | ValidationLine) -> str:
 
 
 def _finite(values: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """`values` with null for each top-level float JSON cannot hold, and whether there was one."""
+    """`values` with null for each float JSON cannot hold, and whether there was one at the top."""
     bad = {key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {key: None if key in bad else value for key, value in values.items()}, bool(bad)
+    return {key: None if key in bad else _finite_rows(value) for key, value in values.items()}, bool(bad)
+
+
+def _finite_rows(value: Any) -> Any:
+    return [_finite(row)[0] for row in value] if isinstance(value, tuple) else value
 
 
 def parse_cycle(body: Mapping[str, object]) -> Cycle:

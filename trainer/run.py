@@ -112,8 +112,9 @@ class TrainerProcess:
                 journal=journal,
                 save=lambda state, before_commit: self.save(engine, state, config, before_commit),
                 memory=lambda: memory_bytes(context.device) or (0, 0),
+                validated=lambda step: self.validated(step, context),
             )
-            return self.finish(loop, state, context)
+            return self.finish(loop, state)
 
     def assemble(self) -> tuple[Config, BeatWriter, DrainFlag]:
         """Everything that needs no other rank: cycle, beats, signals, config. Raises ConfigError, RecordUnreadable."""
@@ -213,16 +214,14 @@ class TrainerProcess:
         self.checkpoint = saved.name
         return saved
 
-    def finish(self, loop: TrainLoop, state: RunState, context: ParallelContext) -> Ending:
-        """Run the loop and what follows the last step: the validation pass, unless an earlier launch has done it."""
+    def finish(self, loop: TrainLoop, state: RunState) -> Ending:
+        """Run the loop, and say how it ended."""
         train_steps = loop.plan.train_steps
         complete = state.step >= train_steps
         end = loop.run(state)
         if end.drained:
             message = f"Drained at step {end.state.step} of {train_steps}; checkpoint {end.checkpoint}."
             return Ending(kind="drained", exit_code=DRAINED, message=message, checkpoint=end.checkpoint)
-        if loop.loader.num_validation_samples and not self.validated(end.state.step, context):
-            loop.validate(end.state)
         message = "Already complete: " if complete else "Complete: "
         message += f"step {end.state.step} of {train_steps}; checkpoint {self.checkpoint}."
         return Ending(kind="done", exit_code=DONE, message=message, checkpoint=self.checkpoint)
@@ -291,6 +290,7 @@ def loop_plan(config: Config, *, epoch: Epoch, device: str | None) -> LoopPlan:
         epoch=epoch,
         train_steps=train_steps,
         checkpoint_interval=config.checkpoints.checkpoint_interval,
+        validation_interval=config.tokens.val_check_interval,
         cost=cost,
         lr=lambda step: lr_at(step, optimizer.learning_rate_scheduler, train_steps=train_steps),
         weight_decay=lambda step: weight_decay_at(

@@ -27,7 +27,7 @@ def held_out_loss(model: torch.nn.Module, config_path: Path) -> tuple[float, int
     if config is None:
         raise SystemExit(f"{config_path} does not load; run: pawl check {config_path}")
     loss_sum, num_valid = 0.0, 0
-    for batch in Loader(config, Topology(dp=1, pp=1, tp=1), 0).validation_batches():
+    for _, batch in Loader(config, Topology(dp=1, pp=1, tp=1), 0).validation_batches():
         for ids_BT, labels_BT in zip(batch.input_ids_MBT, batch.labels_MBT, strict=True):
             logits_BTV = model(input_ids=ids_BT).logits.float()
             valid = labels_BT != -100

@@ -44,7 +44,7 @@ STEP_BUCKET_BOUNDS_S = (
 _HEADER = struct.Struct("<8sIIIII")
 _CONTROL = struct.Struct("<QI")
 _BEAT = struct.Struct("<QIIIIIIQQQQQdQ")
-_STATS = struct.Struct("<QQQQdddQQQdQdQdddddd" + "QQdd" + "24Q")
+_STATS = struct.Struct("<QQQQdddQQQdQdQdddddd" + "QQdd" + "24Q" + "Qdd")
 _SEQ = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 
@@ -124,9 +124,12 @@ class Stats:
     last_step_seconds: float
     last_unix: float
     step_buckets: tuple[int, ...]
+    validation_passes_total: int
+    validation_seconds_total: float
+    validation_loss: float
 
 
-_STATS_SCALARS = tuple(name for name in Stats.__dataclass_fields__ if name != "step_buckets")
+_STATS_NAMES = tuple(Stats.__dataclass_fields__)
 
 
 def path_of(*, uid: int, nonce: str, node: str) -> Path:
@@ -167,8 +170,9 @@ def parse_stats(raw: bytes) -> Stats | Unreadable:
     if why is not None:
         return Unreadable(why=why)
     fields = _STATS.unpack_from(raw)
-    scalars = len(_STATS_SCALARS)
-    return Stats(**dict(zip(_STATS_SCALARS, fields[:scalars], strict=True)), step_buckets=fields[scalars:])
+    at, num_buckets = _STATS_NAMES.index("step_buckets"), len(STEP_BUCKET_BOUNDS_S)
+    values = (*fields[:at], fields[at : at + num_buckets], *fields[at + num_buckets :])
+    return Stats(**dict(zip(_STATS_NAMES, values, strict=True)))
 
 
 def _defect(raw: bytes, size: int) -> str | None:

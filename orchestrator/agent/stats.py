@@ -21,7 +21,7 @@ from orchestrator.state.epochs import Epoch
 COUNTERS = (
     *("steps_total", "tokens_total", "samples_total", "model_flops_total", "step_seconds_sum"),
     *("data_wait_seconds_total", "nonfinite_steps_total", "skipped_steps_total", "checkpoint_saves_total"),
-    "checkpoint_blocking_seconds_sum",
+    *("checkpoint_blocking_seconds_sum", "validation_passes_total", "validation_seconds_total"),
 )
 
 

@@ -103,6 +103,10 @@ def _saved(stats: Stats, value: Value) -> Value | None:
     return value if stats.checkpoint_saves_total else None
 
 
+def _validated(stats: Stats, value: Value) -> Value | None:
+    return value if stats.validation_passes_total else None
+
+
 def _phases(source: NodeSource) -> Samples:
     for block in source.blocks:
         if block.beat is not None:
@@ -175,6 +179,11 @@ NODE_METRICS: tuple[Metric, ...] = (
           _shared(lambda s: _saved(s, s.checkpoint_last_step))),
     _node("checkpoint_last_committed_timestamp_seconds", _G, "When the last checkpoint was committed, unix time.",
           _shared(lambda s: _saved(s, s.checkpoint_last_unix))),
+    _node("validation_loss", _G, "Loss over the held-out sets, last validation pass.",
+          _shared(lambda s: _validated(s, s.validation_loss), keep_nonfinite=True)),
+    _node("validation_passes_total", _C, "Validation passes made.", _shared(lambda s: s.validation_passes_total)),
+    _node("validation_seconds_total", _C, "Time that validation kept training waiting.",
+          _shared(lambda s: s.validation_seconds_total)),
     _node("last_step_timestamp_seconds", _G, "When the last step was completed, unix time.",
           _shared(lambda s: _measured(s, s.last_unix))),
     _node("rank_heartbeat_age_seconds", _G, "Age of a rank's last beat.", _beat_ages, *_RANK),

@@ -173,6 +173,16 @@ class TrainStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePoint:
+    """The held-out loss of one source; None where its set has no label."""
+
+    source: str
+    loss: float | None
+    num_valid: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationPoint:
     """One line of validation.jsonl."""
 
@@ -181,6 +191,7 @@ class ValidationPoint:
     loss: float | None
     num_valid: int
     num_samples: int
+    sources: tuple[SourcePoint, ...] = ()
     unix: float
 
 

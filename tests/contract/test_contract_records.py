@@ -1,6 +1,7 @@
 """Records: one side writes, the schema accepts, the other side reads the same values."""
 
 import json
+import math
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -142,11 +143,17 @@ def test_train_line_from_rank_0_to_the_views(changes: dict[str, Any]) -> None:
 
 
 def test_validation_line_from_rank_0_to_the_views() -> None:
-    text = writer.to_json(writer.ValidationLine(step=6, loss=1 / 3, num_valid=96, num_samples=3, unix=1.0))
+    source = writer.SourceLoss(source="data/books", loss=1 / 3, num_valid=96, num_samples=3)
+    empty = writer.SourceLoss(source="data/code", loss=math.nan, num_valid=0, num_samples=0)
+    line = writer.ValidationLine(step=6, loss=1 / 3, num_valid=96, num_samples=3, sources=(source, empty), unix=1.0)
+    text = writer.to_json(line)
     check("validation", json.loads(text))
     read = reader.parse_validation_point(text)
     assert isinstance(read, reader.ValidationPoint), read
     assert (read.step, read.loss, read.num_valid, read.num_samples) == (6, 1 / 3, 96, 3)
+    assert [(each.source, each.loss, each.num_valid, each.num_samples) for each in read.sources] == [
+        ("data/books", 1 / 3, 96, 3), ("data/code", None, 0, 0),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import tiny_run
 
 from trainer.beat import CONTROL_AT, HEADER, HEADER_BYTES, MAGIC, RANK_STRIDE, Phase
 
-STEPS, INTERVAL = 30, 3
+STEPS, INTERVAL, MEASURED = 30, 3, 9
 PLAIN = Path("attempts/0000/cycles/0000")
 
 
@@ -71,6 +71,12 @@ def numbers(*cycles: Path) -> dict[int, tuple[str, str, float, int, int]]:
     }
 
 
+def held_out(cycle: Path) -> dict[int, str]:
+    """The held-out loss at each step it was measured at."""
+    lines = map(json.loads, (cycle / "validation.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"].hex() for line in lines}
+
+
 def outcome(cycle: Path) -> dict[str, Any]:
     body: dict[str, Any] = json.loads((cycle / "outcomes" / "rank-00000.json").read_text())
     return body
@@ -83,7 +89,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(root: Path) -> Path:
-    return tiny_run.make(root, train_steps=STEPS, interval=INTERVAL, accumulation=6)
+    return tiny_run.make(root, train_steps=STEPS, interval=INTERVAL, val_check_interval=MEASURED, accumulation=6)
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +104,9 @@ def test_a_first_run_starts_fresh_trains_saves_and_validates(alone: Path) -> Non
     """R4. Lightning#20347: there is nothing to resume from, and that is no error."""
     assert sorted(numbers(alone / PLAIN)) == list(range(1, STEPS + 1))
     assert committed(alone) == [f"step-{step:09d}.a0000g00c0000" for step in range(INTERVAL, STEPS + 1, INTERVAL)]
-    (validation,) = (alone / PLAIN / "validation.jsonl").read_text().splitlines()
-    assert json.loads(validation)["step"] == STEPS
-    assert json.loads(validation)["num_valid"] == 5 * tiny_run.SEQUENCE
+    lines = [json.loads(line) for line in (alone / PLAIN / "validation.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [*range(MEASURED, STEPS, MEASURED), STEPS]
+    assert {line["num_valid"] for line in lines} == {5 * tiny_run.SEQUENCE}
     assert (outcome(alone / PLAIN)["kind"], outcome(alone / PLAIN)["exit_code"]) == ("done", 0)
 
 
@@ -116,6 +122,7 @@ def test_killed_and_resumed_it_is_the_run_it_would_have_been(root: Path, config:
     assert code == 0, output
     assert "goes on from step-" in output
     assert numbers(run_dir / PLAIN) == numbers(alone / PLAIN)
+    assert held_out(run_dir / PLAIN) == held_out(alone / PLAIN)
     last = committed(run_dir)[-1]
     for file in ("rank-00000.safetensors", "index.json"):
         ours, theirs = (folder / "checkpoints" / last / file for folder in (run_dir, alone))

@@ -59,6 +59,9 @@ def stats(**changes: object) -> Stats:
         "last_step_seconds": 0.375,
         "last_unix": 1_770_000_012.0,
         "step_buckets": tuple(counts),
+        "validation_passes_total": 2,
+        "validation_seconds_total": 0.75,
+        "validation_loss": 4.5,
     }
     return Stats(**{**values, **changes})  # type: ignore[arg-type]
 

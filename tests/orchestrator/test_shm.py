@@ -23,7 +23,7 @@ def beat_bytes(*, seq=4, epoch=(3, 1, 2), rank=5, pid=77, phase=3, step=40, sinc
 def stats_bytes(*, seq=2):
     scalars = struct.pack("<QQQdddQQQdQdQd", 7, 700, 70, 1e9, 3.5, 0.25, 0, 1, 2, 0.5, 5, 1.7e9, 4096, float("nan"))
     scalars += struct.pack("<dddddQQdd", 2.5, 1.0, 1e-3, 200.0, float("nan"), 10, 20, 0.5, 1.7e9)
-    body = scalars + struct.pack("<24Q", *range(24))
+    body = scalars + struct.pack("<24Q", *range(24)) + struct.pack("<Qdd", 3, 1.5, 2.25)
     body += bytes(892 - 8 - len(body))
     return struct.pack("<Q", seq) + body + struct.pack("<I", zlib.crc32(body))
 
@@ -45,6 +45,8 @@ def test_stats_are_read_at_the_agreed_offsets():
     assert stats.loss == struct.unpack_from("<d", raw, 120)[0]
     assert stats.mfu != stats.mfu
     assert stats.last_step_seconds == struct.unpack_from("<d", raw, 176)[0] == 0.5
+    passes = (stats.validation_passes_total, stats.validation_seconds_total, stats.validation_loss)
+    assert passes == (3, 1.5, 2.25) and stats.validation_loss == struct.unpack_from("<d", raw, 400)[0]
     assert stats.step_buckets == tuple(range(24)) and len(shm.STEP_BUCKET_BOUNDS_S) == 24
 
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -154,6 +155,27 @@ def test_a_validation_pass_as_long_as_the_training_is_nothing_to_say() -> None:
     assert f"{trained + 1:,} samples" in shown and f"{trained:,} samples in 20 steps" in shown
 
 
+@pytest.mark.parametrize("never", ["-1", "0", "null"])
+def test_nanotrons_ways_to_say_no_validation_on_the_way(never: str) -> None:
+    overrides = ("data.validation.dataset_folder=held-out", f"tokens.val_check_interval={never}")
+    config = load(TINY, overrides=overrides).config
+    assert config is not None and config.tokens.val_check_interval is None
+    assert warnings(*overrides) == []
+    assert any("greater than or equal to 1" in shown for shown in errors("tokens.val_check_interval=-2"))
+
+
+def test_what_a_later_stage_holds_out_is_said_to_be_ignored(tmp_path: Path) -> None:
+    tree = yaml.safe_load(TINY.read_text())
+    data = tree.pop("data")
+    held = {**data, "validation": {"dataset_folder": ["held-out"], "num_samples": 4}}
+    later = {**data, "validation": {"dataset_folder": ["other"], "num_samples": 4}}
+    stages = [{"name": str(step), "start_training_step": step, "data": each} for step, each in ((9, later), (1, held))]
+    file = tmp_path / "staged.yaml"
+    file.write_text(yaml.safe_dump({**tree, "data_stages": stages}))
+    (shown,) = [problem for problem in load(file).problems if "first stage" in problem.message]
+    assert shown.key == "data_stages.0.data.validation"
+
+
 @pytest.mark.parametrize(
     "name", ["a b", 'a"b', "it's", "$(touch x)", "`id`", "a;b", "a/b", "../x", ".x", "-x", "ä", "x" * 101, "a\\nb", ""]
 )
@@ -189,6 +211,11 @@ def test_placeholders_in_a_run_name_are_taken_out_and_said() -> None:
             ("data.validation.dataset_folder=held-out", "data.validation.num_samples=1000000"),
             "a validation pass of 1,000,000 samples is longer than the training",
         ),
+        (
+            ("data.validation.dataset_folder=held-out", "tokens.val_check_interval=1"),
+            "20 validation passes (tokens.val_check_interval 1) of 64 samples are longer than the training",
+        ),
+        (("tokens.val_check_interval=5",), "nothing is held out"),
     ],
 )
 def test_what_is_odd_is_one_warning(overrides: tuple[str, ...], words: str) -> None:

@@ -1,9 +1,12 @@
 """What a person sees of a step, and when; and the rates behind it."""
 
+import math
+
 import pytest
 from record_factory import line
 
-from trainer.console import is_due, short, step_text
+from trainer.console import is_due, short, short_names, step_text, validation_text
+from trainer.records import SourceLoss, ValidationLine
 from trainer.throughput import StepCost, rates
 
 
@@ -13,6 +16,21 @@ def test_a_step_in_one_line() -> None:
         "step 12/100 | loss 5.1235 | grad norm 1.500 | lr 3.000e-04 | 2.05k tok/s | mfu 41.2 % | 1.02k tokens seen | "
         "0.500 s (data 0.000 s) | checkpoint 1.23 s"
     )
+
+
+def test_a_validation_in_one_line_names_its_sources_where_there_are_several() -> None:
+    books = SourceLoss(source="data/books", loss=3.1, num_valid=8, num_samples=1)
+    empty = SourceLoss(source="data/code", loss=math.nan, num_valid=0, num_samples=0)
+    one = ValidationLine(step=9, loss=3.1, num_valid=8, num_samples=1, sources=(books,), unix=1.0)
+    assert validation_text(one) == "validation after step 9: loss 3.1000 over 8 tokens"
+    both = ValidationLine(step=9, loss=3.1, num_valid=8, num_samples=1, sources=(books, empty), unix=1.0)
+    assert validation_text(both).endswith("over 8 tokens (books 3.1000, code –)")
+
+
+def test_short_names_tell_paths_apart() -> None:
+    assert short_names(["a/x", "b/y/"]) == ["x", "y"]
+    assert short_names(["a/x", "b/x", "c/y"]) == ["a/x", "b/x", "c/y"]
+    assert short_names(["a/x", "a/x"]) == ["a/x", "a/x"] and short_names(["/"]) == ["/"]
 
 
 def test_what_is_unknown_is_not_shown_as_zero() -> None:

@@ -9,7 +9,7 @@ import torch
 from token_folders import write_folder
 
 from trainer.data.batch import IGNORE_LABEL
-from trainer.data.loader import Loader, spread
+from trainer.data.loader import HeldOut, Loader, spread
 from trainer.errors import ConfigError, DataError
 from trainer.mesh.topology import Topology
 from trainer.schedules import BatchSize, batch_size_at, samples_before
@@ -181,11 +181,16 @@ def test_validation_is_the_same_set_on_every_mesh_and_at_every_call(mesh, folder
     seen, counts = {}, set()
     for rank in range(mesh.world_size):
         loader = Loader(config, mesh, rank)
+        assert loader.held_out == (
+            HeldOut(folder=str(folders[1]), num_samples=2),
+            HeldOut(folder=str(folders[0]), num_samples=5),
+        )
         batches = list(loader.validation_batches())
         counts.add(len(batches))
-        again = [batch.sample_ids for batch in loader.validation_batches()]
-        assert [batch.sample_ids for batch in batches] == again
-        for batch in batches:
+        again = [(source, batch.sample_ids) for source, batch in loader.validation_batches()]
+        assert [(source, batch.sample_ids) for source, batch in batches] == again
+        for source, batch in batches:
+            assert all(sample < 0 or (sample >= 2) == source for sample in batch.sample_ids)
             labels = batch.labels_MBT.reshape(-1, LENGTH)
             for sample, row in zip(batch.sample_ids, labels, strict=True):
                 if sample < 0:
@@ -198,8 +203,8 @@ def test_validation_is_the_same_set_on_every_mesh_and_at_every_call(mesh, folder
 
 
 def test_spread_takes_all_where_there_are_too_few():
-    assert spread([2, 0, 1], 10) == ((0, 0), (0, 1), (2, 0))
-    assert spread([10], 3) == ((0, 0), (0, 3), (0, 6))
+    assert spread([2, 0, 1], 10) == ((0, 1), (), (0,))
+    assert spread([10], 3) == ((0, 3, 6),)
     assert spread([], 3) == ()
 
 

@@ -180,7 +180,7 @@ class RampedBatch(Section):
 
 
 class Tokens(Section):
-    """How much is trained per step, and how long.
+    """How much is trained per step, and how long; every how many steps the held-out sets are measured besides.
 
     `batch_size_ramp`: smaller global batches at the start of the run; fewer micro-batches make them. Its last entry is
     the full batch, micro_batch_size · batch_accumulation_per_replica · dp.
@@ -190,6 +190,7 @@ class Tokens(Section):
     train_steps: Steps
     micro_batch_size: Batch
     batch_accumulation_per_replica: Batch
+    val_check_interval: Positive | None = None
     batch_size_ramp: Annotated[list[RampedBatch], Field(min_length=1)] | None = None
 
 

@@ -89,7 +89,6 @@ OLD_KEYS = (
     # optimizer
     _refused("optimizer.weight_decay_exclude_named_params", "norms are excluded from decay, nothing else can be"),
     # tokens
-    _dropped("tokens.val_check_interval", "validation runs after the last step only; ignored", "-1", "0"),
     _dropped("tokens.limit_val_batches", "data.validation.num_samples sets how much; ignored", "0"),
     _dropped("tokens.limit_test_batches", "there is no test set; ignored", "0"),
     # checkpoints
@@ -157,6 +156,7 @@ def translate(root: Mapping) -> tuple[Mapping, list[Problem]]:
     tree = edit(tree, _S + "sequence_length", lambda node, path: _same_length(node, root, path, problems))
     for old in (*OLD_KEYS, *_per_data(root)):
         tree = edit(tree, old.path, partial(_drop, old, problems))
+    tree = edit(tree, "tokens.val_check_interval", lambda node, path: None if _is_never(node) else node)
     for path in _NULL_IS_DEFAULT:
         tree = edit(tree, path, lambda node, path: None if isinstance(node, Scalar) and node.is_null else node)
     assert isinstance(tree, Mapping)
@@ -180,6 +180,11 @@ def edit(node: Node, path: str, change: Callable[[Node, str], Node | None], at: 
         return node
     entries = {key: new if key == head else child for key, child in node.entries.items()}
     return replace(node, entries={key: child for key, child in entries.items() if child is not None})
+
+
+def _is_never(node: Node) -> bool:
+    """Nanotron's -1 (and 0): not during the training."""
+    return isinstance(node, Scalar) and (node.is_null or node.text in ("-1", "0"))
 
 
 def _per_data(root: Mapping) -> list[Old]:

@@ -73,17 +73,36 @@ def held_out_is_held_out(c: Any, given: Given) -> Iterator[Finding]:
 
 
 def validation_is_shorter_than_the_training(c: Any, given: Given) -> Iterator[Finding]:
-    """A pass over more samples than the whole run trains on is a slip in the number, or in the folder's purpose."""
-    trained = c.train_samples
+    """Passes over more samples than the whole run trains on are a slip in a number, or in the folder's purpose."""
+    trained, interval = c.train_samples, c.tokens.val_check_interval
+    passes = 1 if interval is None else -(-c.tokens.train_steps // interval)
     for key, data in sources(c):
-        if data.validation is not None and data.validation.num_samples > trained:
+        if data.validation is not None and passes * data.validation.num_samples > trained:
             samples = data.validation.num_samples
+            what = f"a validation pass of {samples:,} samples is"
+            if samples <= trained:
+                what = f"{passes:,} validation passes (tokens.val_check_interval {interval}) of {samples:,} samples are"
             message = (
-                f"a validation pass of {samples:,} samples is longer than the training, {trained:,} samples in "
-                f"{c.tokens.train_steps:,} steps (fewer, where the folders hold fewer)"
+                f"{what} longer than the training, {trained:,} samples in {c.tokens.train_steps:,} steps (fewer, where "
+                "the folders hold fewer)"
             )
             where = f"{key}.validation.num_samples"
             yield Finding(key=where, message=message, found=str(samples), severity=Severity.WARNING)
+
+
+def validation_has_something_to_measure(c: Any, given: Given) -> Iterator[Finding]:
+    """The held-out sets are those of the first stage, for the whole run: losses over other sets do not compare."""
+    datas = [c.data] if c.data is not None else []
+    datas += [stage.data for stage in sorted(c.data_stages or (), key=lambda stage: stage.start_training_step)]
+    if c.tokens.val_check_interval is not None and datas and datas[0].validation is None:
+        message, key = "nothing is held out: there is no validation in the (first) data section", "val_check_interval"
+        found = str(c.tokens.val_check_interval)
+        yield Finding(key=f"tokens.{key}", message=message, found=found, severity=Severity.WARNING)
+    for index, stage in enumerate(c.data_stages or ()):
+        if stage.data.validation not in (None, datas[0].validation):
+            message = "ignored: what the first stage holds out is measured for the whole run"
+            where = f"data_stages.{index}.data.validation"
+            yield Finding(key=where, message=message, severity=Severity.WARNING)
 
 
 def tokenizer_for_the_export(c: Any, given: Given) -> Iterator[Finding]:
@@ -106,5 +125,6 @@ DATA_RULES: tuple[Rule, ...] = (
     weights,
     held_out_is_held_out,
     validation_is_shorter_than_the_training,
+    validation_has_something_to_measure,
     tokenizer_for_the_export,
 )

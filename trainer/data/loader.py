@@ -41,6 +41,14 @@ class PlannedStage:
     weights: tuple[float, ...] | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """One source of the fixed held-out set: its folder as the config names it, and how many samples it gives."""
+
+    folder: str
+    num_samples: int
+
+
 def planned_stages(config: "Config") -> tuple[PlannedStage, ...]:
     """The stages of the config in order of their first step (from 1)."""
     return tuple(
@@ -102,6 +110,10 @@ class Loader:
         stages = planned_stages(config)
         self.sources = tuple(TokenSource(Path(folder)) for folder in all_folders(stages))
         self._validation, self._validation_ids = self._open_validation(config.stages[0].data.validation)
+        self.held_out = tuple(
+            HeldOut(folder=str(source.folder), num_samples=len(ids))
+            for source, ids in zip(self._validation, self._validation_ids, strict=True)
+        )
         check_sources((*self.sources, *self._validation), vocab_size=self.vocab_size)
         self.mixture = build_mixture(
             stages,
@@ -125,24 +137,23 @@ class Loader:
         rows = [self._train_row(int(sample), step=step_index0 + 1) for sample in ids.reshape(-1)]
         return self._assemble(rows, ids)
 
-    def validation_batches(self) -> Iterator[StepBatch]:
-        """The fixed validation set, in order; the same samples on every mesh and at every call.
+    def validation_batches(self) -> Iterator[tuple[int, StepBatch]]:
+        """(number of the source in `held_out`, batch) over the fixed held-out sets, one source after the other.
 
-        All ranks get the same number of batches. Rows beyond the set have sample id −1 and no valid label.
+        The same samples on every mesh and at every call. All ranks get the same number of batches. Rows beyond the set
+        of a source have sample id −1 and no valid label; sample ids count on over the sources.
         """
         per_micro_batch = self.dp * self.micro_batch_size
-        total = len(self._validation_ids)
         done = 0
-        while done < total:
-            num_micro_batches = min(self.num_micro_batches, -(-(total - done) // per_micro_batch))
-            ids = done + self._places(num_micro_batches)
-            ids[ids >= total] = -1
-            yield self._assemble([self._validation_row(int(sample)) for sample in ids.reshape(-1)], ids)
-            done += num_micro_batches * per_micro_batch
-
-    @property
-    def num_validation_samples(self) -> int:
-        return len(self._validation_ids)
+        for number, chosen in enumerate(self._validation_ids):
+            end = done + len(chosen)
+            for first in range(done, end, per_micro_batch * self.num_micro_batches):
+                num_micro_batches = min(self.num_micro_batches, -(-(end - first) // per_micro_batch))
+                ids = first + self._places(num_micro_batches)
+                ids[ids >= end] = -1
+                rows = [self._validation_row(number, int(sample), first=done) for sample in ids.reshape(-1)]
+                yield number, self._assemble(rows, ids)
+            done = end
 
     def _places(self, num_micro_batches: int) -> NDArray[np.int64]:
         """[M, B] places of this dp rank's rows in the global batch."""
@@ -153,10 +164,10 @@ class Loader:
         draw = self.mixture.sample(sample)
         return self._row(self.sources[draw.source], draw.index, what=f"sample {sample:,} of step {step:,}")
 
-    def _validation_row(self, sample: int) -> NDArray[np.int64] | None:
+    def _validation_row(self, source: int, sample: int, *, first: int) -> NDArray[np.int64] | None:
         if sample < 0:
             return None
-        source, index = self._validation_ids[sample]
+        index = self._validation_ids[source][sample - first]
         return self._row(self._validation[source], index, what=f"validation sample {sample:,}")
 
     def _row(self, source: TokenSource, index: int, *, what: str) -> NDArray[np.int64]:
@@ -185,7 +196,7 @@ class Loader:
             sample_ids=tuple(int(sample) for sample in ids.reshape(-1)),
         )
 
-    def _open_validation(self, validation: Any) -> tuple[tuple[TokenSource, ...], tuple[tuple[int, int], ...]]:
+    def _open_validation(self, validation: Any) -> tuple[tuple[TokenSource, ...], tuple[tuple[int, ...], ...]]:
         if validation is None:
             return (), ()
         sources = tuple(TokenSource(Path(folder)) for folder in validation.dataset_folder)
@@ -193,14 +204,17 @@ class Loader:
         return sources, spread(counts, validation.num_samples)
 
 
-def spread(counts: Sequence[int], num_samples: int) -> tuple[tuple[int, int], ...]:
-    """`num_samples` (source, index) pairs, evenly spaced over the joined sources; all where there are fewer."""
+def spread(counts: Sequence[int], num_samples: int) -> tuple[tuple[int, ...], ...]:
+    """The indices to take from each source: `num_samples` evenly spaced over all joined; all where there are fewer."""
     total = sum(counts)
     wanted = min(num_samples, total)
     starts = np.cumsum([0, *counts])
     chosen = [k * total // wanted for k in range(wanted)]
     sources = [int(np.searchsorted(starts, place, side="right")) - 1 for place in chosen]
-    return tuple((source, place - int(starts[source])) for source, place in zip(sources, chosen, strict=True))
+    taken: list[list[int]] = [[] for _ in counts]
+    for source, place in zip(sources, chosen, strict=True):
+        taken[source].append(place - int(starts[source]))
+    return tuple(map(tuple, taken))
 
 
 def check_sources(sources: Sequence[TokenSource], *, vocab_size: int) -> None:
