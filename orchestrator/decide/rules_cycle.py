@@ -66,6 +66,11 @@ def _decide(action: Action, reason: str, **more: object) -> Decision:
     return Decision(rule="", action=action, reason=reason, **more)  # type: ignore[arg-type]
 
 
+def _clause(fault: Fault) -> str:
+    """What happened, as the first half of a sentence: a rank's message may be a paragraph with its own full stop."""
+    return fault.message.rstrip().rstrip(".")
+
+
 def _cancel(c: CycleContext) -> Decision | None:
     if not c.asked(Verb.CANCEL):
         return None
@@ -179,7 +184,7 @@ def _no_checkpoint_left(c: CycleContext) -> Decision | None:
         return None
     return _decide(
         Action.HOLD,
-        f"{c.fault.message}; no older checkpoint is left, and starting from the first step is a person's decision",
+        f"{_clause(c.fault)}; no older checkpoint is left, and starting from the first step is a person's decision",
         level=Level.L5,
         outcome="held",
         fault=c.fault,
@@ -205,7 +210,7 @@ def _checkpoint_invalid(c: CycleContext) -> Decision | None:
         return None
     return _decide(
         Action.RESTART,
-        f"{c.fault.message}; it is set aside and the checkpoint before it is used",
+        f"{_clause(c.fault)}; it is set aside and the checkpoint before it is used",
         level=Level.L1,
         resume_from=_one_before(c),
         quarantine=c.fault.bad_checkpoint,
@@ -232,7 +237,7 @@ def _repair(c: CycleContext, *, level: Level) -> Decision | None:
         return None
     return _decide(
         Action.RESTART,
-        f"{c.fault.message}; {c.remedy.why}",
+        f"{_clause(c.fault)}; {c.remedy.why}",
         level=level,
         resume_from=c.resume_from,
         nodes=nodes,
@@ -247,7 +252,7 @@ def _new_attempt(c: CycleContext) -> Decision | None:
         return None
     return _decide(
         Action.END,
-        f"{c.fault.message}; {c.remedy.why}",
+        f"{_clause(c.fault)}; {c.remedy.why}",
         level=Level.L4,
         outcome="continue",
         resume_from=c.resume_from,

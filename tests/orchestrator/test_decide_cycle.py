@@ -329,3 +329,9 @@ def test_h8_all_ranks_done_finishes_though_a_launcher_hangs() -> None:
     done = tuple(w.outcome(r, OutcomeKind.DONE, exit_code=0, step=100) for r in range(4))
     assert decide(w.cycle(outcomes=done)).rule == "finished"
     assert decide(w.cycle(outcomes=done[:3])).rule == "healthy"
+
+
+def test_a_message_with_a_full_stop_makes_no_broken_sentence() -> None:
+    spoken = w.outcome(1, OutcomeKind.DATA_ERROR, exit_code=88, message="The folder /data is gone. Make it again.")
+    decision = decide(failing(spoken))
+    assert decision.action is Action.RESTART and "Make it again; " in decision.reason and ".;" not in decision.reason

@@ -250,7 +250,8 @@ def test_a_run_directory_that_vanishes_ends_everything_and_does_not_come_back(ma
     run.wait(lambda: max(run.step(1), default=0) >= 2)
     log = run.paths.supervisor_log(1).open()
     if how == "removed":
-        shutil.rmtree(run.paths.root)
+        # Ranks still write while it is removed, so once may not be enough.
+        run.wait(lambda: shutil.rmtree(run.paths.root, ignore_errors=True) or not run.paths.root.exists())
     else:
         run.paths.root.rename(tmp_path / "elsewhere")
     if how == "replaced":
