@@ -62,7 +62,7 @@ def make_spec(
         stages=stages,
         pp_ranks=tuple(dict.fromkeys(placement.ranks[stage] for stage in stages)),
         init=Init(kind=InitKind.NORMAL, std=0.02),
-        decay=len(shape) > 1,
+        wd_mult=float(len(shape) > 1),
         fan_in=shape[-1],
         fan_out=shape[0],
     )

@@ -15,6 +15,7 @@ def tiny_config(
     *, dp: int = 1, pp: int = 1, tp: int = 1, tied: bool = True, layers: int = 2, heads: int = 4, kv_heads: int = 2,
     dtype: str = "float32", zero_stage: int = 1, use_mup: bool = False, vocab: int = V, clip: float | None = 1.0,
     pp_engine: str = "1f1b", virtual_stages: int | None = None, layers_per_stage: list[int] | None = None,
+    groups: tuple[c.ParameterGroup, ...] = (),
 ) -> c.Config:  # fmt: skip
     shape = c.ModelConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=heads,
@@ -27,7 +28,10 @@ def tiny_config(
         ),
         model=c.Model(model_config=shape, dtype=dtype, init_method=c.InitMethod(use_mup=use_mup)),  # type: ignore[arg-type]
         optimizer=c.Optimizer(
-            learning_rate_scheduler=c.LearningRateScheduler(learning_rate=1e-3), zero_stage=zero_stage, clip_grad=clip
+            learning_rate_scheduler=c.LearningRateScheduler(learning_rate=1e-3),
+            zero_stage=zero_stage,
+            clip_grad=clip,
+            groups=list(groups),
         ),
         tokens=c.Tokens(sequence_length=T, train_steps=9, micro_batch_size=2, batch_accumulation_per_replica=2),
         data=c.Data(dataset=c.Dataset(dataset_folder=["unused"])),

@@ -83,14 +83,20 @@ def train(
     weight_decay: float,
     clip_grad: float,
     lr_mult: Mapping[str, float] | None = None,
+    wd_mult: Mapping[str, float] | None = None,
 ) -> Outcome:
     """One AdamW step per batch (input_ids, labels, both [samples, T]; labels already shifted).
 
-    lr_mult: factor on the rate of a parameter, 1 where it is not named.
+    lr_mult: factor on the rate of a parameter, 1 where it is not named; wd_mult: on its weight decay, else 1 for
+    matrices and 0 for the rest.
     """
     named = dict(model.named_parameters())
     groups = [
-        {"params": [p], "weight_decay": weight_decay if p.dim() > 1 else 0.0, "mult": (lr_mult or {}).get(name, 1.0)}
+        {
+            "params": [p],
+            "weight_decay": weight_decay * (wd_mult or {}).get(name, float(p.dim() > 1)),
+            "mult": (lr_mult or {}).get(name, 1.0),
+        }
         for name, p in named.items()
     ]
     optimizer = torch.optim.AdamW(groups, lr=lr[0], betas=betas, eps=eps, foreach=False)

@@ -1,7 +1,7 @@
 """ParamSpec: the one table that drives initialisation, sharding, gradients, checkpoints and export. No torch.
 
 Each canonical tensor (Hugging Face name, full unpadded shape) has one row that says which dim tensor parallelism cuts,
-on which pipeline stages and ranks it lives, how it is drawn, whether it decays. Everything else in the trainer *reads*
+on which pipeline stages and ranks it lives, how it is drawn, how it decays. Everything else in the trainer *reads*
 this table: two places for one of these facts is how parallel trainers go wrong.
 
 Dims: V vocab · D hidden · F ffn · H heads · K kv heads · d head dim.
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from trainer.errors import ConfigError
 from trainer.mesh.topology import Topology
 from trainer.mup import lr_multiplier, spectral_std
+from trainer.optim.groups import group_of
 from trainer.pipeline.partition import placement, stage_layers, stage_of_layer
 from trainer.pipeline.schedule import Placement
 
 if TYPE_CHECKING:
-    from trainer.config.model import Config
+    from trainer.config.model import Config, ParameterGroup
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -57,7 +58,8 @@ class ParamSpec:
     `pp_ranks`: pipeline ranks that hold a copy, in the same order, each once (both tie sites may be on one rank).
     `tie_sites`: how many places of the model use it (2 for a tied embedding, also when both are on one rank).
     `tp_partial_grad`: each tp rank's gradient is a part and must be summed over tp.
-    `lr_mult`: factor on the learning rate (spectral muP), else 1.
+    `lr_mult`, `wd_mult`: factors on learning rate and weight decay, from spectral muP and optimizer.groups. Without a
+    group matrices decay (1) and everything else does not (0).
     """
 
     name: str
@@ -67,7 +69,7 @@ class ParamSpec:
     stages: tuple[int, ...]
     pp_ranks: tuple[int, ...]
     init: Init
-    decay: bool
+    wd_mult: float
     fan_in: int
     fan_out: int
     tp_partial_grad: bool = False
@@ -85,19 +87,25 @@ def param_specs(config: "Config", topology: Topology) -> tuple[ParamSpec, ...]:
     Raises ConfigError where the shapes cannot be divided over tp or pp.
     """
     check_divisible(config, topology)
-    model = config.model.model_config
     where = placement(config, topology.pp)
     counts = stage_layers(config, where.num_stages)
-    last = where.num_stages - 1
-    build = _Builder(config=config, topology=topology, placement=where)
-    tied = bool(model.tie_word_embeddings)
-    specs = [build.embedding(stages=tuple(dict.fromkeys((0, last))) if tied else (0,), sites=1 + tied)]
-    for layer, stage in enumerate(stage_of_layer(counts)):
-        specs += build.decoder_layer(layer, stage)
-    specs.append(build.norm(FINAL_NORM, last))
-    if not tied:
-        specs.append(build.head(last))
-    return tuple(specs)
+    specs = _Builder(config=config, topology=topology, placement=where).table(counts)
+    return tuple(_grouped(spec, config.optimizer.groups) for spec in specs)
+
+
+def parameter_names(config: "Config") -> tuple[str, ...]:
+    """Canonical names of all parameters, in the table's order; they depend on the model alone."""
+    build = _Builder(config=config, topology=Topology(), placement=Placement.loop(1))
+    return tuple(spec.name for spec in build.table((config.model.model_config.num_hidden_layers,)))
+
+
+def _grouped(spec: ParamSpec, groups: "Sequence[ParameterGroup]") -> ParamSpec:
+    """The row with what its group says; muP's factor on the rate stays."""
+    group = group_of(spec.name, groups)
+    if group is None:
+        return spec
+    wd_mult = spec.wd_mult if group.weight_decay_mult is None else group.weight_decay_mult
+    return replace(spec, lr_mult=spec.lr_mult * group.lr_mult, wd_mult=wd_mult)
 
 
 def specs_on_rank(specs: Sequence[ParamSpec], pp_rank: int) -> tuple[ParamSpec, ...]:
@@ -152,6 +160,15 @@ class _Builder:
     topology: Topology
     placement: Placement
 
+    def table(self, layers_per_stage: tuple[int, ...]) -> list[ParamSpec]:
+        """All rows in canonical order."""
+        tied, last = bool(self.config.model.model_config.tie_word_embeddings), len(layers_per_stage) - 1
+        specs = [self.embedding(stages=tuple(dict.fromkeys((0, last))) if tied else (0,), sites=1 + tied)]
+        for layer, stage in enumerate(stage_of_layer(layers_per_stage)):
+            specs += self.decoder_layer(layer, stage)
+        specs.append(self.norm(FINAL_NORM, last))
+        return specs if tied else [*specs, self.head(last)]
+
     def decoder_layer(self, layer: int, stage: int) -> list[ParamSpec]:
         """The nine tensors of one Llama layer, in Hugging Face's order."""
         model = self.config.model.model_config
@@ -182,7 +199,7 @@ class _Builder:
         d = self.config.model.model_config.hidden_size
         return ParamSpec(
             name=name, shape=(d,), padded_shape=(d,), shard_dim=None, stages=(stage,), pp_ranks=self._ranks(stage),
-            init=Init(kind=InitKind.ONES), decay=False, fan_in=1, fan_out=d,
+            init=Init(kind=InitKind.ONES), wd_mult=0.0, fan_in=1, fan_out=d,
         )  # fmt: skip
 
     def embedding(self, *, stages: tuple[int, ...], sites: int) -> ParamSpec:
@@ -191,7 +208,7 @@ class _Builder:
         return ParamSpec(
             name=EMBEDDING, shape=(v, d), padded_shape=padded, shard_dim=0, stages=stages,
             pp_ranks=self._ranks(*stages), tie_sites=sites,
-            init=Init(kind=InitKind.NORMAL, std=self._std), decay=True, fan_in=d, fan_out=v,
+            init=Init(kind=InitKind.NORMAL, std=self._std), wd_mult=1.0, fan_in=d, fan_out=v,
         )  # fmt: skip
 
     def head(self, stage: int) -> ParamSpec:
@@ -222,7 +239,7 @@ class _Builder:
         mup = bool(self.config.model.init_method.use_mup)
         return ParamSpec(
             name=name, shape=shape, padded_shape=shape, shard_dim=shard_dim, stages=(stage,),
-            pp_ranks=self._ranks(stage), decay=True,
+            pp_ranks=self._ranks(stage), wd_mult=1.0,
             init=Init(kind=InitKind.NORMAL, std=spectral_std(fan_in, fan_out) if mup else std),
             fan_in=fan_in, fan_out=fan_out, lr_mult=lr_multiplier(fan_in) if mup else 1.0,
         )  # fmt: skip

@@ -38,6 +38,7 @@ TABLE: dict[str, Change] = {
     "optimizer.learning_rate_scheduler": _R,
     "optimizer.weight_decay": _R,
     "optimizer.weight_decay_schedule": _R,
+    "optimizer.groups": _R,
     "optimizer.clip_grad": _R,
     "optimizer.optimizer_factory": _X,
     "optimizer.accumulate_grad_in_fp32": _X,

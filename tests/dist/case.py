@@ -20,6 +20,7 @@ from trainer.config.model import (
     ModelConfig,
     Optimizer,
     Parallelism,
+    ParameterGroup,
     Tokens,
 )
 from trainer.data.batch import StepBatch
@@ -34,7 +35,7 @@ LR = [2e-3, 4e-3, 6e-3, 5e-3, 4e-3]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A point of the test matrix."""
+    """A point of the test matrix. `groups`: (pattern, factor on weight decay, factor on the rate), first match wins."""
 
     dp: int = 1
     pp: int = 1
@@ -50,6 +51,7 @@ class Case:
     heads: int = 4
     kv_heads: int = 2
     use_mup: bool = False
+    groups: tuple[tuple[str, float, float], ...] = ()
 
     @property
     def micro_batches(self) -> int:
@@ -64,6 +66,7 @@ class Case:
         tie = "tied" if self.tied else "untied"
         virtual = "" if self.virtual_stages is None else f"-v{self.virtual_stages}"
         extra = virtual + ("" if self.dtype == "float64" else f"-{self.dtype}") + "-mup" * self.use_mup
+        extra += "-groups" * bool(self.groups)
         return f"dp{self.dp}-pp{self.pp}-tp{self.tp}-{tie}-zero{self.zero_stage}-{self.schedule}{extra}"
 
 
@@ -82,6 +85,7 @@ def make_config(case: Case) -> Config:
         optimizer=Optimizer(
             learning_rate_scheduler=LearningRateScheduler(learning_rate=LR[0]), weight_decay=DECAY, clip_grad=CLIP,
             zero_stage=case.zero_stage,
+            groups=[ParameterGroup(match=match, weight_decay_mult=wd, lr_mult=lr) for match, wd, lr in case.groups],
         ),
         tokens=Tokens(
             sequence_length=T, train_steps=STEPS, micro_batch_size=GLOBAL_BATCH // (case.micro_batches * case.dp),

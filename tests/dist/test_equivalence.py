@@ -1,5 +1,6 @@
 """Every layout computes what one process computes: fp64, 1e-10, against transformers and torch's AdamW."""
 
+import fnmatch
 import itertools
 from functools import cache
 
@@ -16,6 +17,12 @@ from trainer.mesh.topology import Topology
 from trainer.spec import Box, ParamSpec, local_box, local_shape, param_specs
 
 TOLERANCE = 1e-10
+
+# Each pattern takes some of what a later one fits; several groups on every stage.
+GROUPS = (
+    ("model.layers.1.*norm*", 2.0, 0.5), ("*norm*", 0.0, 3.0), ("*.0.mlp.*", 0.5, 0.25), ("*_proj*", 3.0, 1.0),
+    ("*embed*", 0.0, 1.5),
+)  # fmt: skip
 
 
 def matrix() -> list[Case]:
@@ -43,6 +50,8 @@ WIDE = [
     Case(pp=2, tied=True, layers=4, schedule="afab", virtual_stages=2),
     Case(tied=True, layers=4, schedule="interleaved", virtual_stages=2),
     Case(pp=2, tp=2, tied=True, use_mup=True),
+    Case(dp=2, pp=2, tp=2, tied=True, groups=GROUPS, bucket_numel=1000),
+    Case(dp=4, tied=False, groups=GROUPS, zero_stage=0),
 ]
 
 
@@ -51,7 +60,9 @@ def specs_of(case: Case, topology: Topology | None = None) -> tuple[ParamSpec, .
 
 
 @cache
-def expected(tied: bool, layers: int, heads: int, kv_heads: int, use_mup: bool) -> tuple[reference.Outcome, float]:
+def expected(
+    tied: bool, layers: int, heads: int, kv_heads: int, use_mup: bool, groups: tuple[tuple[str, float, float], ...]
+) -> tuple[reference.Outcome, float]:
     """The reference run, and its Σ loss over the batch after the last step."""
     case = Case(tied=tied, layers=layers, heads=heads, kv_heads=kv_heads, use_mup=use_mup)
     shape = make_config(case).model.model_config
@@ -67,9 +78,14 @@ def expected(tied: bool, layers: int, heads: int, kv_heads: int, use_mup: bool) 
     model = reference.build(config, tensors, torch.float64)
     if use_mup:
         reference.apply_mup(model)
+    lr_mult = {name: mup_factor(name, t.shape) for name, t in tensors.items()} if use_mup else {}
+    wd_mult = {}
+    for match, wd, lr in reversed(groups):
+        for name in fnmatch.filter(tensors, match):
+            wd_mult[name], lr_mult[name] = wd, lr
     outcome = reference.train(
         model, [global_batch(i) for i in range(STEPS)], lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=DECAY,
-        clip_grad=CLIP, lr_mult={name: mup_factor(name, t.shape) for name, t in tensors.items()} if use_mup else None,
+        clip_grad=CLIP, lr_mult=lr_mult, wd_mult=wd_mult,
     )  # fmt: skip
     ids, labels = global_batch(STEPS)
     with torch.no_grad():
@@ -134,7 +150,7 @@ def close(ours: object, theirs: object) -> float:
 
 def check(pool: Pool, case: Case) -> None:
     runs: list[RankRun] = pool.run(case.topology, run_case, case)
-    outcome, after = expected(case.tied, case.layers, case.heads, case.kv_heads, case.use_mup)
+    outcome, after = expected(case.tied, case.layers, case.heads, case.kv_heads, case.use_mup, case.groups)
     assert all(run.steps == runs[0].steps and run.validation == runs[0].validation for run in runs)
     assert close([s.loss for s in runs[0].steps], outcome.losses) < TOLERANCE
     assert close([s.grad_norm for s in runs[0].steps], outcome.grad_norms) < TOLERANCE

@@ -103,3 +103,42 @@ def test_the_curve_names_every_step_where_something_changes_its_course() -> None
     assert [points[step]["lr"] for step in sorted(points)] == [0.5, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0, 0.0]
     assert (points[3]["weight_decay"], points[8]["weight_decay"]) == (0.1, 0.2)
     assert (points[3]["batch_size"], points[5]["batch_size"]) == (6, 24)
+
+
+def groups(*entries: str) -> str:
+    return f"optimizer.groups=[{', '.join(entries)}]"
+
+
+def test_groups_are_read_and_quiet_where_each_decides_about_something() -> None:
+    text = groups("{match: '*norm*', weight_decay_mult: 0.5}", "{match: '*.layers.0.*', lr_mult: 0.1}")
+    assert found(Severity.ERROR, text) == found(Severity.WARNING, text) == []
+
+
+@pytest.mark.parametrize(
+    ("match", "advice"),
+    [
+        ("*.norms", "did you mean '*norm*'?"),
+        ("model.layers.0.self_attn.q_prj.weight", "did you mean 'model.layers.0.self_attn.q_proj.weight'?"),
+        ("model.decoder.*", "a pattern for some of model.embed_tokens.weight, model.layers.*.input_layernorm.weight"),
+        ("*bias*", "model.layers.*.self_attn.q_proj.weight"),
+    ],
+)
+def test_a_pattern_that_fits_nothing_names_near_ones(match: str, advice: str) -> None:
+    (shown,) = found(Severity.ERROR, groups("{match: '*norm*'}", f"{{match: '{match}'}}"))
+    assert "optimizer.groups.1.match" in shown and match in shown and advice in shown
+
+
+def test_a_pattern_whose_parameters_are_all_taken_and_a_tied_head_are_named_as_such() -> None:
+    (shown,) = found(Severity.ERROR, groups("{match: '*norm*'}", "{match: '*input_layernorm*', lr_mult: 2}"))
+    assert "earlier groups take all" in shown
+    for tied in (True, False):
+        overrides = (groups("{match: 'lm_head*'}"), f"model.model_config.tie_word_embeddings={str(tied).lower()}")
+        shown_all = found(Severity.ERROR, *overrides)
+        assert len(shown_all) == tied and all("model.embed_tokens.weight" in text for text in shown_all)
+
+
+@pytest.mark.parametrize(
+    "entry", ["{}", "{match: ''}", "{match: '*', lr_mult: -1}", "{match: '*', weight_decay: 0}", "'*norm*'"]
+)
+def test_a_group_that_means_nothing_is_refused(entry: str) -> None:
+    assert len(found(Severity.ERROR, groups(entry))) == 1

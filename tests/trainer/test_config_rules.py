@@ -115,7 +115,7 @@ def test_every_tp_that_is_offered_would_do(groups: int, kv: int, tp: int, ffn: i
         ((f"{M}attention_bias=true",), "no biases"),
         ((f"{M}moe_config.num_experts=8",), "mixtures of experts"),
         (("checkpoints.resume_checkpoint_path=/x",), "own checkpoints"),
-        (("optimizer.weight_decay_exclude_named_params=[a]",), "nothing else"),
+        (("optimizer.weight_decay_exclude_named_params=[a]",), "optimizer.groups"),
     ],
 )
 def test_what_cannot_be_trained_is_one_error(overrides: tuple[str, ...], words: str) -> None:

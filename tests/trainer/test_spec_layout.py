@@ -41,7 +41,7 @@ def test_every_element_is_placed_once_and_counted_once(
         for b in layout.buckets:
             assert b.numel == dp * b.shard_numel and b.shard_numel % ALIGN == 0
             assert all(slot.start % ALIGN == 0 for slot in b.slots) and b.slots[-1].stop <= b.numel
-            assert len({(by_name[s.name].decay, by_name[s.name].lr_mult) for s in b.slots}) == 1
+            assert len({(by_name[s.name].wd_mult, by_name[s.name].lr_mult) for s in b.slots}) == 1
             shard = slice(at.dp * b.shard_numel, (at.dp + 1) * b.shard_numel)
             for part in owned_ranges(b, by_name, shard=shard, pp_rank=at.pp, tp_rank=at.tp):
                 assert shard.start <= part.start < part.stop <= shard.stop
@@ -70,7 +70,7 @@ def test_more_tp_ranks_than_vocabulary_shares() -> None:
 
 def test_weight_decay_groups_and_tied_stages() -> None:
     specs = param_specs(tiny_config(pp=2), Topology(pp=2))
-    assert {spec.name.split(".")[-2] for spec in specs if not spec.decay} == {
+    assert {spec.name.split(".")[-2] for spec in specs if not spec.wd_mult} == {
         "input_layernorm", "post_attention_layernorm", "norm",
     }  # fmt: skip
     assert specs[0].stages == (0, 1) == specs[0].pp_ranks and specs[0].tie_sites == 2

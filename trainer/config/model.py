@@ -160,13 +160,28 @@ class WeightDecaySchedule(Section):
     steps: Natural | None = None
 
 
+class ParameterGroup(Section):
+    """Factors for the parameters whose name fits `match` (`*` and `?` stand for any letters, any one letter).
+
+    Missing weight_decay_mult: 1 for matrices, 0 for norms and biases, as without a group.
+    """
+
+    match: Annotated[str, Field(min_length=1)]
+    weight_decay_mult: Annotated[float, Field(ge=0)] | None = None
+    lr_mult: Annotated[float, Field(ge=0)] = 1.0
+
+
 class Optimizer(Section):
-    """AdamW's settings. `clip_grad: null` means no clipping; gradients are always accumulated in at least fp32."""
+    """AdamW's settings. `clip_grad: null` means no clipping; gradients are always accumulated in at least fp32.
+
+    `groups`: the first that fits a parameter's Hugging Face name decides.
+    """
 
     optimizer_factory: OptimizerFactory = OptimizerFactory()
     learning_rate_scheduler: LearningRateScheduler
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     weight_decay_schedule: WeightDecaySchedule | None = None
+    groups: list[ParameterGroup] = []
     clip_grad: Annotated[float, Field(gt=0)] | None = 1.0
     zero_stage: Natural = 1
     accumulate_grad_in_fp32: bool = True

@@ -87,7 +87,10 @@ OLD_KEYS = (
     _refused(_M + "interleaved_rotary", "interleaved rotary pairs are not offered", "false"),
     _refused(_M + "rope_seq_len_interpolation_factor", "rotary interpolation is not offered"),
     # optimizer
-    _refused("optimizer.weight_decay_exclude_named_params", "norms are excluded from decay, nothing else can be"),
+    _refused(
+        "optimizer.weight_decay_exclude_named_params",
+        "write optimizer.groups with weight_decay_mult: 0 and Hugging Face names; norms never decay",
+    ),
     # tokens
     _dropped("tokens.limit_val_batches", "data.validation.num_samples sets how much; ignored", "0"),
     _dropped("tokens.limit_test_batches", "there is no test set; ignored", "0"),

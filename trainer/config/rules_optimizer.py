@@ -1,18 +1,24 @@
-"""Rules about what changes over a run: learning rate, weight decay, batch size."""
+"""Rules about the optimizer and what changes over a run: learning rate, weight decay, groups, batch size."""
 
 import itertools
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
+from trainer.optim.groups import useless
 from trainer.pipeline.partition import is_schedule_file
 from trainer.schedules import CONSTANT, decay_start, decay_steps, lr_at, weight_decay_steps
+from trainer.spec import EMBEDDING, HEAD, parameter_names
 
-from .problems import Severity
+from .problems import Severity, nearest, quoted
 from .rules import Finding, Given, Rule
 
 RATE = "optimizer.learning_rate_scheduler"
 DECAY = "optimizer.weight_decay_schedule"
 RAMP = "tokens.batch_size_ramp"
+
+LAYER = re.compile(r"\.\d+\.")
 
 
 def rate_order(c: Any, given: Given) -> Iterator[Finding]:
@@ -132,6 +138,34 @@ def ramp_ends_in_the_run(c: Any, given: Given) -> Iterator[Finding]:
         yield Finding(key=key, message=message, found=found, severity=Severity.WARNING)
 
 
+def groups_have_parameters(c: Any, given: Given) -> Iterator[Finding]:
+    """A pattern that decides about nothing is a slip: what it was to keep from decay would decay."""
+    groups = c.optimizer.groups
+    if not groups:
+        return
+    names = parameter_names(c)
+    for index, is_taken in useless(groups, names).items():
+        key, match = f"optimizer.groups.{index}.match", groups[index].match
+        if is_taken:
+            message = "never used: earlier groups take all parameters that fit, and the first that fits decides"
+            yield Finding(key=key, message=message, found=quoted(match), expected="the narrower pattern first")
+        elif HEAD not in names and fnmatchcase(HEAD, match):
+            message = f"no such parameter: with tie_word_embeddings the head's weight is {EMBEDDING}"
+            yield Finding(key=key, message=message, found=quoted(match))
+        else:
+            yield Finding(key=key, message="fits no parameter", found=quoted(match), expected=_near_names(match, names))
+
+
+def _near_names(match: str, names: Sequence[str]) -> str:
+    """The parameter or the part of names nearest to a pattern, else one name of each kind."""
+    parts = {part for name in names for part in name.split(".") if not part.isdecimal()} - {"model", "weight"}
+    near = nearest(match.strip("*.?"), {*names, *parts})
+    kinds = dict.fromkeys(LAYER.sub(".*.", name) for name in names)
+    if near is None:
+        return f"a pattern for some of {', '.join(kinds)}"
+    return f"did you mean '{near if near in names else f'*{near}*'}'?"
+
+
 OPTIMIZER_RULES: tuple[Rule, ...] = (
     rate_order,
     rate_reaches_its_floor,
@@ -140,4 +174,5 @@ OPTIMIZER_RULES: tuple[Rule, ...] = (
     ramp_is_legal,
     ramp_has_a_named_schedule,
     ramp_ends_in_the_run,
+    groups_have_parameters,
 )

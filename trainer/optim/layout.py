@@ -42,7 +42,7 @@ class Bucket:
     slots: tuple[Slot, ...]
     numel: int
     shard_numel: int
-    decay: bool
+    wd_mult: float
     lr_mult: float
 
 
@@ -88,13 +88,13 @@ def plan_rank_layout(
 
 
 def _group(specs: Sequence[ParamSpec], *, tp: int, tp_rank: int, bucket_numel: int) -> Iterator[list[ParamSpec]]:
-    """Runs of specs that share decay and lr_mult and fit a bucket, groups in order of first appearance."""
-    keys = dict.fromkeys((spec.decay, spec.lr_mult) for spec in reversed(specs))
+    """Runs of specs that share wd_mult and lr_mult and fit a bucket, groups in order of first appearance."""
+    keys = dict.fromkeys((spec.wd_mult, spec.lr_mult) for spec in reversed(specs))
     for key in keys:
         members: list[ParamSpec] = []
         total = 0
         for spec in reversed(specs):
-            if (spec.decay, spec.lr_mult) != key:
+            if (spec.wd_mult, spec.lr_mult) != key:
                 continue
             numel = _aligned(math.prod(local_shape(spec, tp, tp_rank)))
             if members and total + numel > bucket_numel:
@@ -118,7 +118,7 @@ def _bucket(index: int, members: list[ParamSpec], *, dp: int, tp: int, tp_rank: 
         slots=tuple(slots),
         numel=dp * shard_numel,
         shard_numel=shard_numel,
-        decay=members[0].decay,
+        wd_mult=members[0].wd_mult,
         lr_mult=members[0].lr_mult,
     )
 

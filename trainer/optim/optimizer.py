@@ -76,17 +76,15 @@ class FlatOptimizer:
     def update(self, *, lr: float, weight_decay: float, adam_t: int, scale: float) -> None:
         """One AdamW update with gradients times `scale`, then make live weights follow. Comm: see `publish`."""
 
-        def group(storage: BucketStorage) -> tuple[bool, float]:
-            return storage.bucket.decay, storage.bucket.lr_mult
+        def group(storage: BucketStorage) -> tuple[float, float]:
+            return storage.bucket.wd_mult, storage.bucket.lr_mult
 
-        for (decays, lr_mult), members in groupby(sorted(self.storages, key=group), key=group):
+        for (wd_mult, lr_mult), members in groupby(sorted(self.storages, key=group), key=group):
             storages = list(members)
             grads = [s.grads[s.held] for s in storages]
             if scale != 1.0:
                 torch._foreach_mul_(grads, scale)
-            self.adamw.step(
-                storages, grads, lr=lr * lr_mult, weight_decay=weight_decay if decays else 0.0, adam_t=adam_t
-            )
+            self.adamw.step(storages, grads, lr=lr * lr_mult, weight_decay=weight_decay * wd_mult, adam_t=adam_t)
         self.publish()
 
     def publish(self) -> None:
