@@ -256,7 +256,7 @@ def test_a_run_directory_that_vanishes_ends_everything_and_does_not_come_back(ma
         run.paths.root.rename(tmp_path / "elsewhere")
     if how == "replaced":
         make_layout(run.paths)
-    run.wait(lambda: run.processes() == ())
+    run.wait(lambda: run.processes() == (), limit_s=90)
     assert os.waitstatus_to_exitcode(os.waitpid(run.pid, 0)[1]) == 1
     run.pid = None
     said = [line for line in log.read().splitlines() if "is gone" in line]
@@ -272,7 +272,7 @@ def test_an_agent_alone_notices_that_the_run_directory_vanished(make, tmp_path):
     logs = [path.open() for path in sorted(run.paths.attempt(1).glob("agent-*.log"))]
     os.kill(run.pid, signal.SIGSTOP)
     run.paths.root.rename(tmp_path / "elsewhere")
-    run.wait(lambda: {process.pid for process in run.processes()} <= {run.pid})
+    run.wait(lambda: {process.pid for process in run.processes()} <= {run.pid}, limit_s=90)
     assert [text.count("is gone: it was removed") for text in (log.read() for log in logs)] == [1, 1, 1]
 
 
