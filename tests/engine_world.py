@@ -14,6 +14,7 @@ V, T = 67, 16
 def tiny_config(
     *, dp: int = 1, pp: int = 1, tp: int = 1, tied: bool = True, layers: int = 2, heads: int = 4, kv_heads: int = 2,
     dtype: str = "float32", zero_stage: int = 1, use_mup: bool = False, vocab: int = V, clip: float | None = 1.0,
+    recompute: str = "none", recompute_interval: int = 1,
     pp_engine: str = "1f1b", virtual_stages: int | None = None, layers_per_stage: list[int] | None = None,
     groups: tuple[c.ParameterGroup, ...] = (),
 ) -> c.Config:  # fmt: skip
@@ -26,7 +27,13 @@ def tiny_config(
         parallelism=c.Parallelism(
             dp=dp, pp=pp, tp=tp, pp_engine=pp_engine, virtual_stages=virtual_stages, layers_per_stage=layers_per_stage
         ),
-        model=c.Model(model_config=shape, dtype=dtype, init_method=c.InitMethod(use_mup=use_mup)),  # type: ignore[arg-type]
+        model=c.Model(
+            model_config=shape,
+            dtype=dtype,
+            init_method=c.InitMethod(use_mup=use_mup),
+            recompute=recompute,  # type: ignore[arg-type]
+            recompute_interval=recompute_interval,
+        ),
         optimizer=c.Optimizer(
             learning_rate_scheduler=c.LearningRateScheduler(learning_rate=1e-3),
             zero_stage=zero_stage,

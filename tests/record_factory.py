@@ -39,6 +39,7 @@ def line(**changes: Any) -> TrainLine:
         "mfu": None,
         "mfu_full_attn": None,
         "mfu_megatron": None,
+        "hfu": None,
         "skipped": None,
         "save_s": None,
         "unix": 1.0,

@@ -10,7 +10,7 @@ ahead, in a reduction that has to be waited for anyway: a step begins without wa
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from trainer.pipeline.engine.interpreter import Interpreter
 from trainer.pipeline.generators import forward_only
 from trainer.pipeline.graph import Graph
 from trainer.pipeline.partition import placement
+from trainer.pipeline.recompute import Call, recomputed
 from trainer.pipeline.schedule import Action, Lists
 from trainer.pipeline.trace import trace
 from trainer.pipeline.validate import validate
@@ -98,6 +99,7 @@ class Engine:
         factories = LayerFactory(tp=ctx.tp, dtype=self.precision.compute, linear=deferred_linear)
         self.model = Llama(config, factories, ctx.topology)
         self._modules = _build_stages(self.model, self.placement.stages_of(self.pp_rank))
+        self._calls = _block_calls(self.model, self._modules, config.model.recompute_of)
         self._extra_grads: dict[str, list[torch.Tensor]] = {}
         self._parameters = self._place_parameters()
         self._interpreters: dict[tuple[int, ...], Interpreter] = {}
@@ -197,8 +199,9 @@ class Engine:
         key = tuple(shape)
         if key not in self._interpreters:
             self._interpreters[key] = Interpreter(
-                self._trace(key), self._modules, placement=self.placement, pp=self.ctx.pp, device=self.ctx.device
-            )
+                self._trace(key), self._modules, placement=self.placement, pp=self.ctx.pp, device=self.ctx.device,
+                calls=self._calls,
+            )  # fmt: skip
         interpreter = self._interpreters[key]
         plan = (key, m, is_training)
         if plan not in self._plans:
@@ -292,6 +295,17 @@ class Engine:
 def _build_stages(model: nn.Module, stages: Sequence[int]) -> dict[str, nn.Module]:
     blocks = [m for m in model.modules() if isinstance(m, PipelineBlock) and m.stage in stages]
     return {block.name: block.build() for block in blocks}
+
+
+def _block_calls(
+    model: nn.Module, modules: Mapping[str, nn.Module], recompute_of: Callable[[int], str]
+) -> dict[str, Call]:
+    """What runs each block of this rank: its module, or the module recomputed in backward."""
+    layers = {block.name: block.layer for block in model.modules() if isinstance(block, PipelineBlock)}
+    return {
+        name: module if (layer := layers[name]) is None else recomputed(module, recompute_of(layer))
+        for name, module in modules.items()
+    }
 
 
 def _set_parameter(module: nn.Module, name: str, weight: torch.Tensor, grad: torch.Tensor) -> nn.Parameter:

@@ -3,6 +3,7 @@
     F = 3 · [ tokens · 2 · (weights multiplied per token) + 4 · H · d · L · pairs ]      forward + backward = 3 forwards
 
 Only useful work counts: recomputation, padding of the vocabulary, the embedding lookup, norms and softmax are free.
+`hardware` is `exact` and what `model.recompute` computes again; its share of the peak is HFU.
 What differs between codes is `pairs`, the (query, key) pairs of attention, and the vocabulary; so three are given:
 
     exact      pairs a causal model needs, T(T+1)/2 per sample; the true vocabulary
@@ -26,11 +27,12 @@ GB = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFlops:
-    """FLOPs of one optimizer step over the global batch, by the three conventions of the module docstring."""
+    """FLOPs of one optimizer step over the global batch, by the conventions of the module docstring."""
 
     exact: float
     full_attn: float
     megatron: float
+    hardware: float
 
 
 def step_flops(config: "Config", *, num_samples: int | None = None) -> StepFlops:
@@ -47,8 +49,12 @@ def step_flops(config: "Config", *, num_samples: int | None = None) -> StepFlops
         2 * tokens * model.hidden_size * v for v in (model.vocab_size, -(-model.vocab_size // tp) * tp)
     )
     per_pair = 4 * model.num_attention_heads * model.head_dim * model.num_hidden_layers * samples  # QKᵀ and AV
+    attention = per_pair * length * (length + 1) // 2
+    modes = [config.model.recompute_of(layer) for layer in range(model.num_hidden_layers)]
+    again = (matmul * modes.count("full") + attention * (len(modes) - modes.count("none"))) / len(modes)
     return StepFlops(
-        exact=3.0 * (matmul + head + per_pair * length * (length + 1) // 2),
+        exact=3.0 * (matmul + head + attention),
+        hardware=3.0 * (matmul + head + attention) + again,
         full_attn=3.0 * (matmul + head + per_pair * length * length),
         megatron=3.0 * (matmul + padded_head + per_pair * length * length // 2),
     )

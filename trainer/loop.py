@@ -310,6 +310,7 @@ class TrainLoop:
             mfu=rate.mfu,
             mfu_full_attn=rate.mfu_full_attn,
             mfu_megatron=rate.mfu_megatron,
+            hfu=rate.hfu,
             skipped=taken.skipped,
             save_s=save_s,
             unix=time.time(),

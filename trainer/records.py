@@ -111,6 +111,7 @@ class TrainLine:
     mfu: float | None
     mfu_full_attn: float | None
     mfu_megatron: float | None
+    hfu: float | None
     skipped: str | None
     save_s: float | None
     unix: float

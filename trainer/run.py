@@ -283,6 +283,7 @@ def loop_plan(config: Config, *, epoch: Epoch, device: str | None) -> LoopPlan:
             flops=flops.exact,
             flops_full_attn=flops.full_attn,
             flops_megatron=flops.megatron,
+            flops_hardware=flops.hardware,
             peak_flops_per_s=None if peak is None else peak * config.world_size,
         )
 

@@ -2,7 +2,8 @@
 
 MFU is model FLOPs per second over the peak of all devices. "Model FLOPs" is counted three ways in the literature, with
 numbers up to a fifth apart on long sequences; so each has its own name (trainer/flops.py) and all three are recorded:
-exact causal pairs (pawl's own), full attention (nanotron, torchtitan) and Megatron's formula.
+exact causal pairs (pawl's own), full attention (nanotron, torchtitan) and Megatron's formula. HFU, hardware FLOPs
+utilisation, counts what is recomputed as well.
 """
 
 from dataclasses import dataclass, replace
@@ -17,11 +18,14 @@ class StepCost:
     flops: float
     flops_full_attn: float
     flops_megatron: float
+    flops_hardware: float
     peak_flops_per_s: float | None
 
     def if_trained(self, trained: bool) -> "StepCost":
         """The cost itself, or that of a step passed over: its samples are drawn, nothing is computed."""
-        return self if trained else replace(self, tokens=0, flops=0.0, flops_full_attn=0.0, flops_megatron=0.0)
+        if trained:
+            return self
+        return replace(self, tokens=0, flops=0.0, flops_full_attn=0.0, flops_megatron=0.0, flops_hardware=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,7 @@ class Rates:
     mfu: float | None
     mfu_full_attn: float | None
     mfu_megatron: float | None
+    hfu: float | None
 
 
 def rates(cost: StepCost, seconds: float) -> Rates:
@@ -45,4 +50,5 @@ def rates(cost: StepCost, seconds: float) -> Rates:
         mfu=mfu(cost.flops),
         mfu_full_attn=mfu(cost.flops_full_attn),
         mfu_megatron=mfu(cost.flops_megatron),
+        hfu=mfu(cost.flops_hardware),
     )

@@ -166,6 +166,7 @@ class TrainStep:
     mfu: float | None = None
     mfu_full_attn: float | None = None
     mfu_megatron: float | None = None
+    hfu: float | None = None
     skipped: str | None = None
     save_s: float | None = None
     nonfinite: bool = False

@@ -127,7 +127,7 @@ def test_kinds_and_phases_are_the_schemas() -> None:
         {},
         {"loss": float("nan"), "grad_norm": float("inf")},
         {"loss": None, "grad_norm": None, "skipped": "skip_window"},
-        {"mfu": 0.4, "mfu_full_attn": 0.5, "mfu_megatron": 0.45, "save_s": 1.25},
+        {"mfu": 0.4, "mfu_full_attn": 0.5, "mfu_megatron": 0.45, "hfu": 0.6, "save_s": 1.25},
     ],
 )
 def test_train_line_from_rank_0_to_the_views(changes: dict[str, Any]) -> None:

@@ -52,6 +52,8 @@ WIDE = [
     Case(pp=2, tp=2, tied=True, use_mup=True),
     Case(dp=2, pp=2, tp=2, tied=True, groups=GROUPS, bucket_numel=1000),
     Case(dp=4, tied=False, groups=GROUPS, zero_stage=0),
+    Case(dp=2, pp=2, tp=2, tied=True, layers=4, recompute="full", recompute_interval=3),
+    Case(pp=2, tp=2, tied=False, layers=4, schedule="zb-h1", recompute="selective"),
 ]
 
 

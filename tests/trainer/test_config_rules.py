@@ -155,6 +155,16 @@ def test_a_validation_pass_as_long_as_the_training_is_nothing_to_say() -> None:
     assert f"{trained + 1:,} samples" in shown and f"{trained:,} samples in 20 steps" in shown
 
 
+@pytest.mark.parametrize(("said", "mode"), [("true", "full"), ("false", "none"), ("null", "none")])
+def test_nanotrons_recompute_layer_is_full_recomputation(said: str, mode: str) -> None:
+    old = f"parallelism.recompute_layer={said}"
+    config = load(TINY, overrides=(old,)).config
+    assert config is not None and config.model.recompute == mode
+    ours = load(TINY, overrides=(old, "model.recompute=selective")).config
+    assert ours is not None and ours.model.recompute == "selective"
+    assert any("parallelism.recompute_layer" in shown for shown in errors("parallelism.recompute_layer=often"))
+
+
 @pytest.mark.parametrize("never", ["-1", "0", "null"])
 def test_nanotrons_ways_to_say_no_validation_on_the_way(never: str) -> None:
     overrides = ("data.validation.dataset_folder=held-out", f"tokens.val_check_interval={never}")
@@ -200,7 +210,7 @@ def test_placeholders_in_a_run_name_are_taken_out_and_said() -> None:
         (("optimizer.learning_rate_scheduler.lr_warmup_steps=30",), "warm-up lasts as long as the run"),
         (("checkpoints.checkpoint_interval=20",), "costs the whole run"),
         (("checkpoints.checkpoints_path=/x",), "fixed place"),
-        (("parallelism.recompute_layer=true",), "not recomputed"),
+        (("model.recompute_interval=2",), "nothing is recomputed"),
         (("optimizer.optimizer_factory.torch_adam_is_fused=no",), "always the fused one"),
         (("lighteval.batch_size=8",), "the section is ignored"),
         (("metrics_logging.log_level=1",), "the section is ignored"),

@@ -51,8 +51,14 @@ def test_short(value: float, text: str) -> None:
 
 def test_rates() -> None:
     cost = StepCost(
-        tokens=1000, samples=10, flops=1e12, flops_full_attn=1.2e12, flops_megatron=1.1e12, peak_flops_per_s=1e13
+        tokens=1000,
+        samples=10,
+        flops=1e12,
+        flops_full_attn=1.2e12,
+        flops_megatron=1.1e12,
+        flops_hardware=1.3e12,
+        peak_flops_per_s=1e13,
     )
     rate = rates(cost, 0.5)
     assert rate.tokens_per_s == 2000.0
-    assert (rate.mfu, rate.mfu_full_attn, rate.mfu_megatron) == pytest.approx((0.2, 0.24, 0.22))
+    assert (rate.mfu, rate.mfu_full_attn, rate.mfu_megatron, rate.hfu) == pytest.approx((0.2, 0.24, 0.22, 0.26))

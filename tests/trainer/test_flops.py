@@ -96,6 +96,20 @@ def test_the_mesh_does_not_change_the_work(mesh: tuple[int, int, int], accumulat
     assert (step_flops(laid).megatron > step_flops(alone).megatron) == (tp > 1)
 
 
+def test_what_is_recomputed_counts_for_the_hardware_alone() -> None:
+    """Full: one forward of the layers more, 4/3 of their work. Selective: the attention core's forward."""
+    plain = step_flops(config("tiny"))
+    c = config("tiny", "model.recompute=full")
+    layers = step_flops(config("tiny", "model.model_config.vocab_size=1")).exact
+    head = 3 * 2 * 64 * c.tokens_per_step  # of one row, the smallest there is
+    for mode, again in (("full", (layers - head) / 3), ("selective", 4 * 4 * 16 * 2 * 8 * 32 * 33 // 2)):
+        flops = step_flops(config("tiny", f"model.recompute={mode}"))
+        assert (flops.exact, flops.full_attn, flops.megatron) == (plain.exact, plain.full_attn, plain.megatron)
+        assert flops.hardware == plain.hardware + again
+    half = step_flops(config("tiny", "model.recompute=full", "model.recompute_interval=2"))
+    assert 2 * (half.hardware - plain.exact) == (layers - head) / 3 and plain.hardware == plain.exact
+
+
 def test_conventions_are_ordered_and_far_apart_on_long_sequences() -> None:
     flops = step_flops(config("tiny", "tokens.sequence_length=64"))
     assert flops.megatron < flops.exact < flops.full_attn

@@ -26,8 +26,9 @@ from trainer.throughput import StepCost
 EPOCH = Epoch(attempt=1, generation=1, cycle=1)
 SAMPLES, TOKENS, DP = 4, 32, 3
 COST = StepCost(
-    tokens=TOKENS, samples=SAMPLES, flops=10.0, flops_full_attn=12.0, flops_megatron=11.0, peak_flops_per_s=None
-)
+    tokens=TOKENS, samples=SAMPLES, flops=10.0, flops_full_attn=12.0, flops_megatron=11.0, flops_hardware=13.0,
+    peak_flops_per_s=None,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,8 +304,8 @@ def test_a_step_passed_over_has_no_speed(tmp_path: Path) -> None:
     world.run(RunState(skip_windows=((2, 2), (3, 3))))
     trained, skipped, _ = world.lines()
     assert trained["tokens_per_s"] > 0 and trained["mfu"] > 0
-    work = ("tokens_per_s", "model_flops", "mfu", "mfu_full_attn", "mfu_megatron")
-    assert [skipped[key] for key in work] == [0.0] * 5
+    work = ("tokens_per_s", "model_flops", "mfu", "mfu_full_attn", "mfu_megatron", "hfu")
+    assert [skipped[key] for key in work] == [0.0] * 6
     assert (world.beats.stats.tokens_per_second, world.beats.stats.mfu) == (0.0, 0.0)
 
 

@@ -117,16 +117,26 @@ class InitMethod(Section):
 
 @dataclass(config=ConfigDict(strict=True, extra="forbid", allow_inf_nan=False), frozen=True, kw_only=True)
 class Model:
-    """The model section. A pydantic dataclass, because BaseModel keeps the name `model_config` for itself."""
+    """The model section. A pydantic dataclass, because BaseModel keeps the name `model_config` for itself.
+
+    `recompute`: what backward computes again instead of keeping it (`trainer/pipeline/recompute.py`), in every
+    `recompute_interval`-th decoder layer.
+    """
 
     model_config: ModelConfig
     init_method: InitMethod = InitMethod()
     dtype: Literal["bfloat16", "float32", "float64"] = "bfloat16"
+    recompute: Literal["none", "selective", "full"] = "none"
+    recompute_interval: Positive = 1
 
     @property
     def model_config_(self) -> ModelConfig:
         """The same section under a name that means nothing to pydantic."""
         return self.model_config
+
+    def recompute_of(self, layer: int) -> Literal["none", "selective", "full"]:
+        """What is computed again of a decoder layer, counted from 0."""
+        return self.recompute if layer % self.recompute_interval == 0 else "none"
 
 
 class OptimizerFactory(Section):

@@ -189,6 +189,14 @@ def tp_mode(c: Any, given: Given) -> Iterator[Finding]:
         )
 
 
+def something_is_recomputed(c: Any, given: Given) -> Iterator[Finding]:
+    if c.model.recompute == "none" and c.model.recompute_interval > 1:
+        message = "no effect: nothing is recomputed (model.recompute is none)"
+        found, expected = str(c.model.recompute_interval), "recompute: full or selective, or no such key"
+        key = "model.recompute_interval"
+        yield Finding(key=key, message=message, found=found, expected=expected, severity=Severity.WARNING)
+
+
 def wide_gradients(c: Any, given: Given) -> Iterator[Finding]:
     if not c.optimizer.accumulate_grad_in_fp32 and c.model.dtype == "bfloat16":
         message = "gradients are always accumulated in fp32"
@@ -238,6 +246,7 @@ RULES: tuple[Rule, ...] = (
     axes_not_offered,
     zero_stages,
     tp_mode,
+    something_is_recomputed,
     wide_gradients,
     fused_update,
     saves_on_the_way,

@@ -68,7 +68,7 @@ class Llama(nn.Module):
         self.embed = PipelineBlock(embedding, name="model.embed_tokens", stage=0, outputs=embedded)
         decoder = partial(DecoderLayer, config, layers, rotary)
         self.layers = nn.ModuleList(
-            PipelineBlock(decoder, name=f"model.layers.{i}", stage=stage, outputs=_same_hidden)
+            PipelineBlock(decoder, name=f"model.layers.{i}", stage=stage, outputs=_same_hidden, layer=i)
             for i, stage in enumerate(stage_of_layer(counts))
         )
         norm = partial(_FinalNorm, layers, hidden, shape.rms_norm_eps, multiplier=output_multiplier(config))

@@ -83,13 +83,15 @@ class PipelineBlock(nn.Module):
     names; together they are the live names. `outputs` says the outputs' shapes from the inputs' (Metas by keyword);
     without it the tracer builds the module and runs it once on the meta device. Declare it where start-up counts: the
     first meta operation of a process makes torch import sympy and its compiler, two seconds of every restart.
+    `layer`: which of the model's repeated layers this is, from 0; those can be recomputed in backward.
     """
 
     def __init__(
-        self, builder: Callable[[], nn.Module], *, name: str, stage: int, outputs: OutputShapes | None = None
-    ) -> None:
+        self, builder: Callable[[], nn.Module], *, name: str, stage: int, outputs: OutputShapes | None = None,
+        layer: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.builder, self.name, self.stage, self.outputs = builder, name, stage, outputs
+        self.builder, self.name, self.stage, self.outputs, self.layer = builder, name, stage, outputs, layer
         self.module: nn.Module | None = None
 
     def build(self) -> nn.Module:

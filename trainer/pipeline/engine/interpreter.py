@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from trainer.comm import Group, receive, send, wait
 from trainer.layers.deferred import add_weight_gradient, take_noted
-from trainer.pipeline.engine.parts import Handles, MicroBatch, linear_weights, stage_part
+from trainer.pipeline.engine.parts import Call, Handles, MicroBatch, linear_weights, stage_part
 from trainer.pipeline.graph import FieldRef, Graph, ValueRef
 from trainer.pipeline.schedule import Action, Op, Placement
 
@@ -26,13 +26,16 @@ Fields = Sequence[Mapping[str, Any]]
 
 
 class Interpreter:
-    """Runs action lists of this rank. `modules` are the built blocks of its stages by block name."""
+    """Runs action lists of this rank. `modules` are the built blocks of its stages by block name; `calls`, where
+    given, are called in their place."""
 
     def __init__(
-        self, graph: Graph, modules: Mapping[str, nn.Module], *, placement: Placement, pp: Group, device: torch.device
-    ) -> None:
+        self, graph: Graph, modules: Mapping[str, nn.Module], *, placement: Placement, pp: Group, device: torch.device,
+        calls: Mapping[str, Call] | None = None,
+    ) -> None:  # fmt: skip
         self.graph, self.placement, self.pp, self.device = graph, placement, pp, device
-        self.parts = {stage: stage_part(graph, modules, stage, placement) for stage in placement.stages_of(pp.rank)}
+        by_name: Mapping[str, Call] = modules if calls is None else calls
+        self.parts = {stage: stage_part(graph, by_name, stage, placement) for stage in placement.stages_of(pp.rank)}
         self.weights = linear_weights(modules.values())
         self._alive: dict[tuple[int, int], MicroBatch] = {}
 
@@ -79,9 +82,9 @@ class Interpreter:
         part = self.parts[action.stage]
         state.wait()
         values = dict(state.received)
-        for node, module in part.nodes:
+        for node, call in part.nodes:
             inputs = {key: fields[ref.name] if isinstance(ref, FieldRef) else values[ref] for key, ref in node.inputs}
-            out = module(**inputs)
+            out = call(**inputs)
             for index, tensor in enumerate(out if isinstance(out, tuple) else (out,)):
                 values[ValueRef(node.index, index)] = tensor
         state.keep({ref: values[ref] for ref in part.travelling}, unsent=len(part.remote_targets))

@@ -1,6 +1,6 @@
 """What the interpreter knows of each stage beforehand, and what it keeps of each micro-batch on it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,14 @@ from trainer.pipeline.graph import Graph, Node, ValueRef
 from trainer.pipeline.schedule import Placement
 
 Handles = list[Any]
+Call = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
     """One stage of this rank. `travelling`: its values that other stages need; targets and sources are stages."""
 
-    nodes: tuple[tuple[Node, nn.Module], ...]
+    nodes: tuple[tuple[Node, Call], ...]
     travelling: tuple[ValueRef, ...]
     loss: ValueRef | None
     local_targets: tuple[int, ...]
@@ -30,8 +31,8 @@ class StagePart:
     remote_sources: tuple[int, ...]
 
 
-def stage_part(graph: Graph, modules: Mapping[str, nn.Module], stage: int, placement: Placement) -> StagePart:
-    """The stage as `graph` has it; the modules of its blocks must be among `modules`."""
+def stage_part(graph: Graph, calls: Mapping[str, Call], stage: int, placement: Placement) -> StagePart:
+    """The stage as `graph` has it; what runs its blocks must be among `calls`."""
     targets = [target for source, target in graph.links if source == stage]
     sources = [source for source, target in graph.links if target == stage]
 
@@ -40,7 +41,7 @@ def stage_part(graph: Graph, modules: Mapping[str, nn.Module], stage: int, place
         return tuple(other for other in stages if (placement.ranks[other] == here) == is_local)
 
     return StagePart(
-        nodes=tuple((node, modules[node.block]) for node in graph.on_stage(stage)),
+        nodes=tuple((node, calls[node.block]) for node in graph.on_stage(stage)),
         travelling=tuple(sorted({ref for target in targets for ref in graph.edges[stage, target]})),
         loss=graph.loss if graph.loss_stage == stage else None,
         local_targets=by_place(targets, is_local=True),

@@ -1,0 +1,33 @@
+"""Recomputation changes no bit: losses, gradient norms, weights and held-out losses of fp32 steps, on every mesh.
+
+Its collectives run in backward as well; were their order not the same on all ranks, these runs would hang or differ.
+"""
+
+import pytest
+from dist.pool import Pool
+from dist.schedule_cases import schedule_bits
+
+from trainer.mesh.topology import Topology
+
+CASES = [
+    (Topology(), "1f1b", 3), (Topology(tp=2), "1f1b", 3), (Topology(pp=4), "interleaved", 8),
+    (Topology(dp=2, pp=2, tp=2), "zb-h1", 4),
+]  # fmt: skip
+MODES: list[dict[str, object]] = [
+    {"recompute": "full"}, {"recompute": "selective"}, {"recompute": "full", "recompute_interval": 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("topology", "schedule", "layers"), CASES)
+def test_recomputation_changes_no_bit_in_fp32(pool: Pool, topology: Topology, schedule: str, layers: int) -> None:
+    options: dict[str, object] = {"layers": layers, "pp_engine": schedule}
+    plain = pool.run(topology, schedule_bits, topology, 2, options)
+    for mode in MODES:
+        assert pool.run(topology, schedule_bits, topology, 2, {**options, **mode}) == plain, mode
+
+
+def test_recomputation_changes_no_bit_in_bfloat16(pool: Pool) -> None:
+    topology, options = Topology(pp=2, tp=2), {"layers": 4, "dtype": "bfloat16", "pp_engine": "zb-h1"}
+    plain = pool.run(topology, schedule_bits, topology, 3, options)
+    for mode in MODES:
+        assert pool.run(topology, schedule_bits, topology, 3, {**options, **mode}) == plain, mode
