@@ -16,7 +16,7 @@ def tiny_config(
     dtype: str = "float32", zero_stage: int = 1, use_mup: bool = False, vocab: int = V, clip: float | None = 1.0,
     recompute: str = "none", recompute_interval: int = 1,
     pp_engine: str = "1f1b", virtual_stages: int | None = None, layers_per_stage: list[int] | None = None,
-    groups: tuple[c.ParameterGroup, ...] = (),
+    tp_mode: str = "ALL_REDUCE", groups: tuple[c.ParameterGroup, ...] = (),
 ) -> c.Config:  # fmt: skip
     shape = c.ModelConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=heads,
@@ -25,7 +25,13 @@ def tiny_config(
     return c.Config(
         general=c.General(project="test", run="tiny", seed=7),
         parallelism=c.Parallelism(
-            dp=dp, pp=pp, tp=tp, pp_engine=pp_engine, virtual_stages=virtual_stages, layers_per_stage=layers_per_stage
+            dp=dp,
+            pp=pp,
+            tp=tp,
+            pp_engine=pp_engine,
+            virtual_stages=virtual_stages,
+            layers_per_stage=layers_per_stage,
+            tp_mode=tp_mode,  # type: ignore[arg-type]
         ),
         model=c.Model(
             model_config=shape,

@@ -98,6 +98,19 @@ def reduce_scatter(x: torch.Tensor, group: Group) -> torch.Tensor:
     return mine
 
 
+def all_reduce_in_order(tensors: Sequence[torch.Tensor], group: Group) -> None:
+    """Sum each flat tensor over the group in place, all in one message; on gloo in rank order, so that the bits do not
+    depend on what else is in the message (gloo's own all-reduce sums by place). Comm: 1 reduce-scatter, 1 all-gather.
+    """
+    if group.size == 1 or not tensors:
+        return
+    numel = sum(x.numel() for x in tensors)
+    flat = torch.cat([*tensors, tensors[0].new_zeros(-numel % group.size)])
+    all_gather(flat, reduce_scatter(flat, group), group)
+    for x, total in zip(tensors, torch.split(flat[:numel], [x.numel() for x in tensors]), strict=True):
+        x.copy_(total)
+
+
 def exchange(x: torch.Tensor, peer: int, group: Group) -> torch.Tensor:
     """Send x to global rank `peer` and return what it sent, of the same shape. Comm: 1 send and 1 receive."""
     received = torch.empty_like(x)

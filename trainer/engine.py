@@ -96,7 +96,9 @@ class Engine:
         self.optimizer = FlatOptimizer(
             self.specs, self.layout, ctx, precision=self.precision, zero_stage=self.zero_stage, adamw=adamw
         )
-        factories = LayerFactory(tp=ctx.tp, dtype=self.precision.compute, linear=deferred_linear)
+        factories = LayerFactory(
+            tp=ctx.tp, dtype=self.precision.compute, linear=deferred_linear, sequence_parallel=config.sequence_parallel
+        )
         self.model = Llama(config, factories, ctx.topology)
         self._modules = _build_stages(self.model, self.placement.stages_of(self.pp_rank))
         self._calls = _block_calls(self.model, self._modules, config.model.recompute_of)

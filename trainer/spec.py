@@ -57,7 +57,7 @@ class ParamSpec:
     `stages`: pipeline stages that use it, in tie-site order (a tied embedding: the first and the last).
     `pp_ranks`: pipeline ranks that hold a copy, in the same order, each once (both tie sites may be on one rank).
     `tie_sites`: how many places of the model use it (2 for a tied embedding, also when both are on one rank).
-    `tp_partial_grad`: each tp rank's gradient is a part and must be summed over tp.
+    `tp_partial_grad`: whole on every tp rank, whose gradient is a part each and must be summed over tp.
     `lr_mult`, `wd_mult`: factors on learning rate and weight decay, from spectral muP and optimizer.groups. Without a
     group matrices decay (1) and everything else does not (0).
     """
@@ -200,6 +200,7 @@ class _Builder:
         return ParamSpec(
             name=name, shape=(d,), padded_shape=(d,), shard_dim=None, stages=(stage,), pp_ranks=self._ranks(stage),
             init=Init(kind=InitKind.ONES), wd_mult=0.0, fan_in=1, fan_out=d,
+            tp_partial_grad=self.config.sequence_parallel,
         )  # fmt: skip
 
     def embedding(self, *, stages: tuple[int, ...], sites: int) -> ParamSpec:

@@ -51,9 +51,8 @@ class Case:
     heads: int = 4
     kv_heads: int = 2
     use_mup: bool = False
+    sequence_parallel: bool = False
     groups: tuple[tuple[str, float, float], ...] = ()
-    recompute: str = "none"
-    recompute_interval: int = 1
 
     @property
     def micro_batches(self) -> int:
@@ -68,9 +67,7 @@ class Case:
         tie = "tied" if self.tied else "untied"
         virtual = "" if self.virtual_stages is None else f"-v{self.virtual_stages}"
         extra = virtual + ("" if self.dtype == "float64" else f"-{self.dtype}") + "-mup" * self.use_mup
-        extra += "-groups" * bool(self.groups)
-        if self.recompute != "none":
-            extra += f"-recompute-{self.recompute}{self.recompute_interval}"
+        extra += "-sp" * self.sequence_parallel + "-groups" * bool(self.groups)
         return f"dp{self.dp}-pp{self.pp}-tp{self.tp}-{tie}-zero{self.zero_stage}-{self.schedule}{extra}"
 
 
@@ -84,11 +81,9 @@ def make_config(case: Case) -> Config:
         parallelism=Parallelism(
             dp=case.dp, pp=case.pp, tp=case.tp, pp_engine=case.schedule, virtual_stages=case.virtual_stages,
             layers_per_stage=None if case.layers_per_stage is None else list(case.layers_per_stage),
+            tp_mode="REDUCE_SCATTER" if case.sequence_parallel else "ALL_REDUCE",
         ),
-        model=Model(
-            model_config=shape, dtype=case.dtype, init_method=InitMethod(std=0.08, use_mup=case.use_mup),  # type: ignore[arg-type]
-            recompute=case.recompute, recompute_interval=case.recompute_interval,  # type: ignore[arg-type]
-        ),
+        model=Model(model_config=shape, dtype=case.dtype, init_method=InitMethod(std=0.08, use_mup=case.use_mup)),  # type: ignore[arg-type]
         optimizer=Optimizer(
             learning_rate_scheduler=LearningRateScheduler(learning_rate=LR[0]), weight_decay=DECAY, clip_grad=CLIP,
             zero_stage=case.zero_stage,

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from dist.pool import Ranks
 from torch import nn
 
-from trainer.comm import Counter, Group, reduce_scatter, solo
-from trainer.layers.collectives import copy_to_tp, reduce_from_tp
+from trainer.comm import Counter, Group, all_reduce_in_order, reduce_scatter, solo
+from trainer.layers.collectives import copy_to_tp, gather_to_tp, reduce_from_tp, scatter_from_tp
 from trainer.layers.deferred import deferred_linear
 from trainer.layers.linear import ColumnParallelLinear, RowParallelLinear
 from trainer.layers.vocab import VocabParallelEmbedding, VocabRange, vocab_parallel_cross_entropy
@@ -68,6 +68,59 @@ def numeric_dual(ranks: Ranks, size: int) -> tuple[float, float]:
             torch.distributed.all_reduce(both[1:], group=tp.pg)
         errors.append(float((both[0] - both[1]).abs()))
     return errors[0], errors[1]
+
+
+def sequence_pair(ranks: Ranks, size: int) -> list[np.ndarray]:
+    """gather → column → row with bias → scatter: [my part of y and of x's gradient, my part of both weights', the
+    bias' partial gradient]. x [2, T, 4] with T = 2 · size."""
+    tp = world(ranks, size)
+    x, w1, w2, b = (t.detach() for t in sequence_tensors(size))
+    mine = x[:, tp.rank * 2 : tp.rank * 2 + 2].clone().requires_grad_()
+    column = ColumnParallelLinear(4, 8, tp=tp, dtype=torch.float64, input_is_shared=True)
+    row = RowParallelLinear(8, 5, tp=tp, dtype=torch.float64, bias=True, sequence_parallel=True)
+    cut = slice(tp.rank * 8 // size, (tp.rank + 1) * 8 // size)
+    c = set_weight(column, "weight", w1[cut])
+    r, bias = set_weight(row, "weight", w2[:, cut]), set_weight(row, "bias", b)
+    y = row(torch.tanh(column(gather_to_tp(mine, tp))))
+    y.square().sum().backward()
+    tensors = (y.detach(), mine.grad, c.grad, r.grad, bias.grad)
+    return [t.numpy().copy() for t in tensors if t is not None]
+
+
+def sequence_tensors(size: int) -> list[torch.Tensor]:
+    """x, both weights, the bias."""
+    g = torch.Generator().manual_seed(1)
+    shapes = ((2, 2 * size, 4), (8, 4), (5, 8), (5,))
+    return [torch.randn(s, generator=g, dtype=torch.float64).requires_grad_() for s in shapes]
+
+
+def jacobians(ranks: Ranks, size: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """(J, K): this rank's output for a 1 at each input element of each rank, its gradient for a 1 at each output's."""
+    tp = world(ranks, size)
+    function, cut = (gather_to_tp, 2) if name == "gather" else (scatter_from_tp, 2 * size)
+    x = torch.zeros(2, cut, 3, dtype=torch.float64)
+    y = function(x, tp)
+
+    def basis(like: torch.Tensor) -> list[torch.Tensor]:
+        ones = torch.eye(like.numel(), dtype=torch.float64).view(-1, *like.shape)
+        return [one * (rank == tp.rank) for rank in range(size) for one in ones]
+
+    forward = [function(one, tp).flatten() for one in basis(x)]
+    x.requires_grad_()
+    backward = [torch.autograd.grad(function(x, tp), x, one)[0].flatten() for one in basis(y)]
+    return torch.stack(forward).numpy(), torch.stack(backward).numpy()
+
+
+def odd_sequence(ranks: Ranks, size: int) -> None:
+    scatter_from_tp(torch.zeros(1, 2 * size - 1, 3), world(ranks, size))
+
+
+def ordered_sums(ranks: Ranks, size: int, sizes: tuple[int, ...]) -> np.ndarray:
+    """Sum a fixed vector in messages of tensors of `sizes`; the whole."""
+    group = world(ranks, size)
+    whole = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(30 + group.rank))
+    all_reduce_in_order(list(whole.split(list(sizes))), group)
+    return whole.numpy()
 
 
 def sharded_vocabulary(ranks: Ranks, size: int, vocab: int) -> list[np.ndarray]:

@@ -4,10 +4,15 @@ import numpy as np
 import pytest
 import torch
 from dist.collective_cases import (
+    jacobians,
     linear_pair,
     numeric_dual,
+    odd_sequence,
+    ordered_sums,
     plain_vocabulary,
     scattered,
+    sequence_pair,
+    sequence_tensors,
     sharded_vocabulary,
     skip_pipeline,
 )
@@ -38,6 +43,38 @@ def test_column_then_row_equals_whole_matrices(pool: Pool) -> None:
     np.testing.assert_allclose(np.concatenate([run[3] for run in runs], axis=1), w2.grad, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["gather", "scatter"])
+@pytest.mark.parametrize("tp", [2, 3, 4])
+def test_gather_and_scatter_have_exact_gradients(pool: Pool, tp: int, name: str) -> None:
+    """T4: the whole Jacobian over all ranks, forward and backward, is one matrix of known zeros and ones."""
+    runs = pool.run(Topology(tp=tp), jacobians, tp, name)
+    forward = np.concatenate([run[0] for run in runs], axis=1)
+    backward = np.concatenate([run[1] for run in runs], axis=1)
+    parts = np.arange(2 * 2 * tp * 3).reshape(2, tp, 2, 3).transpose(1, 0, 2, 3).reshape(tp, -1)  # rank → its elements
+    whole = np.eye(2 * 2 * tp * 3)
+    expected = np.tile(whole[parts.ravel()], tp) if name == "gather" else np.tile(whole[:, parts.ravel()], (tp, 1))
+    assert np.array_equal(forward, expected) and np.array_equal(backward, expected.T)
+
+
+def test_a_sequence_that_tp_does_not_divide_is_not_scattered(pool: Pool) -> None:
+    with pytest.raises(RankError, match="a sequence of 3 tokens cannot be cut into 2 equal parts"):
+        pool.run(Topology(tp=2), odd_sequence, 2)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_column_then_row_over_cut_sequences_equals_whole_matrices(pool: Pool, tp: int) -> None:
+    """T7: the row's bias is added once; the ranks' gradients of it are parts of the whole one."""
+    x, w1, w2, b = sequence_tensors(tp)
+    y = torch.tanh(x @ w1.T) @ w2.T + b
+    y.square().sum().backward()
+    runs = pool.run(Topology(tp=tp), sequence_pair, tp)
+    wholes = (y.detach(), x.grad, w1.grad, w2.grad)
+    for index, (axis, whole) in enumerate(zip((1, 1, 0, 1), wholes, strict=True)):
+        np.testing.assert_allclose(np.concatenate([run[index] for run in runs], axis=axis), whole, rtol=1e-12)
+    np.testing.assert_allclose(sum(run[4] for run in runs), b.grad, rtol=1e-12)
+    assert not np.allclose(runs[0][4], b.grad)
+
+
 @pytest.mark.parametrize(("tp", "vocab"), [(2, 31), (4, 9), (8, 9)])
 def test_sharded_vocabulary_equals_whole(pool: Pool, tp: int, vocab: int) -> None:
     """8 ranks over 9 rows: three ranks hold padding alone, and still take part."""
@@ -59,6 +96,14 @@ def test_reduce_scatter_has_the_same_bits_for_every_bucket_size(pool: Pool) -> N
     ordered = ((whole[0] + whole[1]) + whole[2]) + whole[3]
     for parts in results.values():
         assert all(np.array_equal(part, ordered[rank].numpy()) for rank, part in enumerate(parts))
+
+
+def test_small_sums_have_the_same_bits_whatever_shares_their_message(pool: Pool) -> None:
+    whole = [torch.randn(45, generator=torch.Generator().manual_seed(30 + r)) for r in range(4)]
+    ordered = ((whole[0] + whole[1]) + whole[2]) + whole[3]
+    for sizes in ((45,), (1, 44), (7, 31, 7)):
+        for run in pool.run(Topology(tp=4), ordered_sums, 4, sizes):
+            assert np.array_equal(run, ordered.numpy())
 
 
 @pytest.mark.parametrize(

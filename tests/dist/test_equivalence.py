@@ -56,6 +56,15 @@ WIDE = [
     Case(pp=2, tp=2, tied=False, layers=4, schedule="zb-h1", recompute="selective"),
 ]
 
+SEQUENCE = [
+    Case(tp=2, tied=True, sequence_parallel=True),
+    Case(tp=2, tied=False, sequence_parallel=True),
+    Case(tp=4, kv_heads=4, tied=True, sequence_parallel=True),
+    Case(dp=2, pp=2, tp=2, tied=True, bucket_numel=300, zero_stage=0, sequence_parallel=True),
+    Case(pp=2, tp=2, tied=False, layers=4, schedule="zb-v", sequence_parallel=True),
+    Case(pp=2, tp=4, kv_heads=4, layers=5, schedule="interleaved", use_mup=True, sequence_parallel=True),
+]
+
 
 def specs_of(case: Case, topology: Topology | None = None) -> tuple[ParamSpec, ...]:
     return param_specs(make_config(case), topology or Topology())
@@ -172,6 +181,12 @@ def check(pool: Pool, case: Case) -> None:
 
 @pytest.mark.parametrize("case", matrix(), ids=str)
 def test_layout_equals_one_process(pool: Pool, case: Case) -> None:
+    check(pool, case)
+
+
+@pytest.mark.parametrize("case", SEQUENCE, ids=str)
+def test_sequence_parallel_equals_one_process(pool: Pool, case: Case) -> None:
+    """T1, T8: norm gradients are summed over tp, and stay equal on all its ranks."""
     check(pool, case)
 
 

@@ -51,6 +51,30 @@ def test_a_look_that_fails_on_rank_0_fails_on_all(pool: Pool, error: type[Except
     assert others == [("SaveFailed", "Rank 0 reports: the folder does not answer")] * 3
 
 
+@pytest.mark.parametrize("tp", [2, 4])
+def test_norms_of_cut_sequences_stay_equal_on_all_tp_ranks(pool: Pool, tp: int) -> None:
+    """T1: each rank sees other tokens, all make one update; 20 steps in bfloat16 and fp32, every bit."""
+    topology = Topology(tp=tp)
+    for dtype in ("float32", "bfloat16"):
+        options: dict[str, object] = {"dtype": dtype, "kv_heads": 4, "tp_mode": "REDUCE_SCATTER"}
+        runs = pool.run(topology, fp32_bits, topology, 20, options)
+        norms = [{name: value for name, value in weights.items() if "norm" in name} for _, weights in runs]
+        assert len(norms[0]) == 5 and all(other == norms[0] for other in norms)
+        assert len({tuple(losses) for losses, _ in runs}) == 1
+
+
+@pytest.mark.parametrize("pp_engine", ["1f1b", "interleaved", "zb-h1"])
+def test_pipelines_of_cut_sequences_change_no_bit_in_fp32(pool: Pool, pp_engine: str) -> None:
+    """pp = 2 × tp = 2 with sequence parallelism gives the losses and weights of tp = 2 with it."""
+    options: dict[str, object] = {"layers": 4, "tp_mode": "REDUCE_SCATTER"}
+    plain = pool.run(Topology(tp=2), fp32_bits, Topology(tp=2), 3, options)
+    topology = Topology(pp=2, tp=2)
+    for rank, run in enumerate(pool.run(topology, fp32_bits, topology, 3, {**options, "pp_engine": pp_engine})):
+        losses, weights = plain[topology.coord(rank).tp]
+        assert run[0] == losses
+        assert all(weights[name] == value for name, value in run[1].items())
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_pipeline_stages_change_no_bit_in_fp32(pool: Pool, tied: bool) -> None:
     """pp = 4 gives the losses and weights of pp = 1, bit for bit: same order of sums, tie sites in own buffers."""

@@ -39,6 +39,26 @@ def shape(heads: int, kv: int, *, ffn: int = 1536) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("length", "tp", "near"), [(31, 2, "30 or 32"), (32, 3, "30 or 33"), (3, 4, "4"), (62, 4, "60 or 64")]
+)
+def test_a_sequence_that_tp_does_not_cut_evenly_is_refused(length: int, tp: int, near: str) -> None:
+    mesh = (f"parallelism.tp={tp}", f"tokens.sequence_length={length}", *shape(12, 12))
+    assert errors(*mesh) == []
+    (text,) = errors(*mesh, "parallelism.tp_mode=REDUCE_SCATTER")
+    assert "tokens.sequence_length" in text and f"cuts each sequence over tp = {tp}" in text
+    assert f"found {length}" in text and f"a multiple of {tp}: {near}; or tp_mode ALL_REDUCE" in text
+
+
+def test_sequence_parallel_is_quiet_where_it_fits() -> None:
+    mesh = ("parallelism.tp=2", "parallelism.tp_mode=REDUCE_SCATTER")
+    assert errors(*mesh) == [] and warnings(*mesh) == []
+    config = load(TINY, overrides=mesh).config
+    alone = load(TINY, overrides=["parallelism.tp_mode=REDUCE_SCATTER", "tokens.sequence_length=31"]).config
+    assert config is not None and config.sequence_parallel
+    assert alone is not None and not alone.sequence_parallel, "with tp = 1 there is nothing to cut"
+
+
 def test_the_tiny_config_is_quiet() -> None:
     assert errors() == [] and warnings() == []
 
@@ -53,6 +73,7 @@ def test_the_tiny_config_is_quiet() -> None:
         (32, 8, 3, "1, 2, 4, 8"),
         (12, 3, 2, "1, 3"),
         (16, 2, 4, "1, 2"),
+        (8, 1, 2, "1"),
     ],
 )
 def test_f5_heads_that_tp_does_not_divide(heads: int, kv: int, tp: int, fits: str) -> None:
@@ -204,7 +225,6 @@ def test_placeholders_in_a_run_name_are_taken_out_and_said() -> None:
     ("overrides", "words"),
     [
         (("general.step=7",), "decided by its checkpoints"),
-        (("parallelism.tp=2", "parallelism.tp_mode=REDUCE_SCATTER"), "runs as ALL_REDUCE"),
         (("model.dtype=bfloat16", "optimizer.accumulate_grad_in_fp32=false"), "always accumulated in fp32"),
         (("optimizer.learning_rate_scheduler.lr_decay_steps=20",), "the decay ends at step 22, after the last step 20"),
         (("optimizer.learning_rate_scheduler.lr_warmup_steps=30",), "warm-up lasts as long as the run"),

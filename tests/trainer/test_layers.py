@@ -173,18 +173,23 @@ def test_llama_graph_crosses_stages_with_the_hidden_state_alone() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [True, False])
-def test_declared_output_shapes_are_those_torch_computes(dtype: torch.dtype, tied: bool) -> None:
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_declared_output_shapes_are_those_torch_computes(
+    dtype: torch.dtype, tied: bool, sequence_parallel: bool
+) -> None:
     """Llama declares its shapes so that no rank pays for a meta operation at start; here torch computes them."""
-    config = tiny_config(pp=2, layers=4, tied=tied)
+    config = tiny_config(pp=2, tp=2, layers=4, tied=tied)
     ids = torch.zeros(2, 16, dtype=torch.int64, device="meta")
     fields = {"input_ids": ids, "labels": ids, "position_ids": ids, "num_valid": 1.0}
-    model = Llama(config, LayerFactory(tp=solo(), dtype=dtype), Topology(pp=2))
+    layers = LayerFactory(tp=Group(ranks=(0, 1), rank=1, pg=None), dtype=dtype, sequence_parallel=sequence_parallel)
+    model = Llama(config, layers, Topology(pp=2, tp=2))
     declared = trace(model, fields)
     for block in model.modules():
         if isinstance(block, PipelineBlock):
             assert block.outputs is not None
             block.outputs = None
     assert trace(model, fields) == declared
+    assert declared.meta(declared.edges[0, 1][0]).shape == (2, 8 if sequence_parallel else 16, 32)
 
 
 def test_starting_a_rank_runs_no_meta_operation() -> None:

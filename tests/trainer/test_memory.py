@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from engine_world import tiny_config
 
+from trainer.comm import Group
 from trainer.config import Config, load
 from trainer.engine import Engine
 from trainer.flops import find_gpu
 from trainer.layers.deferred import take_noted
+from trainer.layers.factory import LayerFactory
+from trainer.layers.rotary import Rotary
 from trainer.layers.vocab import CHUNK_NUMEL_ACCELERATOR
 from trainer.memory import LOGITS_CHUNK_NUMEL, RankMemory, largest_micro_batch, rank_memory, usable_bytes
 from trainer.mesh.context import ParallelContext
@@ -84,6 +85,30 @@ def test_parameters_gradients_and_states_are_what_the_engine_holds(dtype: str) -
     assert memory.gradients <= sum(gradients.values()) <= padding * memory.gradients
 
 
+def saved_on_meta(tp_mode: str) -> int:
+    """Bytes that backward keeps of one layer of a rank of tp = 2, from shapes alone."""
+    small = tiny_config(tp=2, tp_mode=tp_mode)
+    pair, length = Group(ranks=(0, 1), rank=0, pg=None), small.tokens.sequence_length
+    layers = LayerFactory(tp=pair, dtype=torch.float32, sequence_parallel=small.sequence_parallel)
+    rotary = Rotary(head_dim=8, theta=1e4, max_positions=length, dtype=torch.float32)
+    hidden = torch.empty(2, layers.tokens_here(length), 32, device="meta", requires_grad=True)
+    seen: list[torch.UntypedStorage] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (seen.append(x.untyped_storage()), x)[1], lambda x: x):
+        DecoderLayer(small, layers, rotary)(hidden, torch.empty(2, length, dtype=torch.int64, device="meta"))
+    return sum({storage._cdata: storage.nbytes() for storage in seen}.values())
+
+
+def test_sequence_parallel_keeps_what_lies_between_the_regions_once_over_tp() -> None:
+    """The meta device's norm keeps its normalised input and 1/rms too, which the GPU's fused one does not."""
+    whole, cut = (rank_memory(tiny_config(tp=2, tp_mode=m)).activations for m in ("ALL_REDUCE", "REDUCE_SCATTER"))
+    tokens, hidden, size = 2 * 16, 32, 4
+    per_layer = 2 * tokens * hidden * size // 2
+    in_flight_input = tokens * hidden * size // 2
+    assert whole - cut == 2 * per_layer + in_flight_input
+    statistics = 2 * tokens * size // 2
+    assert saved_on_meta("ALL_REDUCE") - saved_on_meta("REDUCE_SCATTER") == per_layer + per_layer + statistics
+
+
 def saved_bytes(layer: DecoderLayer, hidden: torch.Tensor, positions: torch.Tensor) -> int:
     """Bytes that backward keeps of one forward, parameters apart; each storage once."""
     weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
@@ -124,60 +149,6 @@ def test_activations_of_a_layer_are_what_autograd_saves(hidden_size: int, ffn: i
     head_dim, heads = two.model.model_config.head_dim, two.model.model_config.num_attention_heads
     statistics = 4 * batch * length * (2 + heads + head_dim)  # 1/rms twice, log-sum-exp, cos and sin
     assert measured == estimate + normalised + statistics
-
-
-class _Alive(TorchDispatchMode):
-    """Storages made inside, by address; those that still live are what was kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self.made[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
-        return out
-
-    def kept(self, *, apart_from: set[int]) -> int:
-        return sum(size for at, (ref, size) in self.made.items() if not ref.expired() and at not in apart_from)
-
-
-@pytest.mark.parametrize("mode", ["full", "selective"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_recomputed_layer_keeps_what_the_estimate_says(mode: str, dtype: str) -> None:
-    one, two = (
-        config("tiny", f"model.dtype={dtype}", f"model.recompute={mode}", f"{SHAPE}num_hidden_layers={layers}")
-        for layers in (1, 2)
-    )
-    engine = engine_of(two)
-    batch, length, hidden_size = two.tokens.micro_batch_size, two.tokens.sequence_length, 64
-    hidden = torch.randn(batch, length, hidden_size, dtype=getattr(torch, dtype), requires_grad=True)
-    call, positions = engine._calls["model.layers.1"], torch.arange(length).expand(batch, length)
-    weights = {tensor.untyped_storage().data_ptr() for tensor in engine.model.parameters()}
-    call(hidden=hidden, position_ids=positions)  # makes rotary's tables
-    with _Alive() as alive:
-        out = call(hidden=hidden, position_ids=positions)
-    # The layer's input was made outside, and its output is the next layer's input: one stands for the other.
-    assert out.shape == hidden.shape
-    assert alive.kept(apart_from=weights) == rank_memory(two).activations - rank_memory(one).activations
-
-
-def test_the_estimate_of_recomputation_by_hand() -> None:
-    """6 layers on one rank: what every second one keeps, and one layer whole while it is made again."""
-    tokens, hidden, ffn, attention = 2 * 32, 64, 128, 2 * (4 + 2) * 16
-    layer = 4 * hidden + attention + 4 * ffn
-    kept = {"full": hidden, "selective": 3 * hidden + (4 + 2 * 2) * 16 + 2 * ffn}
-    for mode, numel in kept.items():
-        every = ("model.recompute_interval=2", f"model.recompute={mode}")
-        memory = rank_memory(config("tiny", f"{SHAPE}num_hidden_layers=6", *every))
-        held = 3 * layer + 3 * numel + hidden + 2 * hidden + 3 * ffn + (layer - numel)
-        assert memory.activations == 4 * tokens * held
-    last = ("parallelism.pp=2", "tokens.batch_accumulation_per_replica=1", f"{SHAPE}num_hidden_layers=2")
-    only_first = rank_memory(config("tiny", *last, "model.recompute=full", "model.recompute_interval=2"))
-    assert only_first.activations == rank_memory(config("tiny", *last)).activations, "rank 1 recomputes nothing"
 
 
 def test_activations_in_flight_are_the_schedules_own() -> None:

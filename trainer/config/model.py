@@ -56,6 +56,8 @@ class Parallelism(Section):
     `virtual_stages`: pipeline stages a rank; missing: 2 for interleaved and zb-v, else 1.
     `stage_placement`: for a file, loop (stage s on rank s mod pp) or v (two stages a rank, down and back up).
     `layers_per_stage`: decoder layers of each of the pp · virtual_stages stages; missing: by cost.
+    `tp_mode`: REDUCE_SCATTER is sequence parallelism: between tensor-parallel regions each tp rank keeps 1/tp of the
+    tokens.
     """
 
     dp: Degree
@@ -290,6 +292,11 @@ class Config(Section):
         """Number of ranks: the product of the mesh axes. Experts live on dp×cp and are no factor."""
         mesh = self.parallelism
         return mesh.dp * mesh.pp * mesh.tp * mesh.cp
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether tokens are cut over tp between the tensor-parallel regions."""
+        return self.parallelism.tp_mode == "REDUCE_SCATTER" and self.parallelism.tp > 1
 
     @property
     def num_micro_batches(self) -> int:

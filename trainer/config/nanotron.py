@@ -52,7 +52,8 @@ OLD_KEYS = (
     _refused("general.consumed_train_samples", "the data position comes from the checkpoint", "0"),
     # parallelism
     _dropped("parallelism.tp_linear_async_communication", "communication is not overlapped this way; ignored", "false"),
-    _dropped("parallelism.tp_recompute_allgather", "there is no all-gather to recompute", *_BOTH),
+    _dropped("parallelism.tp_recompute_allgather", "gathered inputs are kept, not gathered again", *_BOTH),
+    _dropped("parallelism.recompute_layer", "activations are kept, not recomputed: more memory, same numbers", "false"),
     _dropped("parallelism.moe_layer_recompute", "there are no experts", "false"),
     # model
     _dropped("model.make_vocab_size_divisible_by", "the vocabulary is padded inside, never in a checkpoint", "1"),
@@ -150,7 +151,6 @@ def translate(root: Mapping) -> tuple[Mapping, list[Problem]]:
     problems: list[Problem] = []
     tree: Node = root
     tree = edit(tree, "parallelism", lambda node, path: _rename_cp(node, problems))
-    tree = _recompute(tree)
     tree = edit(tree, "optimizer", lambda node, path: _gather_adam(node, problems))
     tree = edit(tree, "general.run", lambda node, path: _without_placeholders(node, problems))
     for data in ("data", _S + "data"):
@@ -228,19 +228,6 @@ def _rename_cp(node: Node, problems: list[Problem]) -> Node:
     elif not (isinstance(old, Scalar) and old.is_null):
         entries["cp"] = old
     return replace(node, entries=entries)
-
-
-def _recompute(root: Node) -> Node:
-    """`parallelism.recompute_layer: true` is `model.recompute: full`, where that says nothing else."""
-    mesh, model = child_of(root, "parallelism"), child_of(root, "model")
-    old = child_of(mesh, "recompute_layer") if mesh is not None else None
-    if not isinstance(old, Scalar) or old.text.lower() not in (*_BOTH, "null"):
-        return root  # not there, or no yes or no: the section's own check will say so
-    root = edit(root, "parallelism.recompute_layer", lambda node, path: None)
-    if old.text.lower() != "true" or not isinstance(model, Mapping) or "recompute" in model.entries:
-        return root
-    full = {"recompute": replace(old, text="full")}
-    return edit(root, "model", lambda node, path: replace(model, entries={**model.entries, **full}))
 
 
 def _gather_adam(node: Node, problems: list[Problem]) -> Node:

@@ -181,20 +181,18 @@ def zero_stages(c: Any, given: Given) -> Iterator[Finding]:
         yield Finding(key="optimizer.zero_stage", message=message, found=str(stage), expected="0 or 1")
 
 
-def tp_mode(c: Any, given: Given) -> Iterator[Finding]:
-    if c.parallelism.tp_mode == "REDUCE_SCATTER" and c.parallelism.tp > 1:
-        message = "sequence parallelism is not offered; runs as ALL_REDUCE: the same numbers, more memory"
+def sequence_over_tp(c: Any, given: Given) -> Iterator[Finding]:
+    """With sequence parallelism each tp rank owns equally many tokens of every sequence."""
+    tp, length = c.parallelism.tp, c.tokens.sequence_length
+    if c.parallelism.tp_mode == "REDUCE_SCATTER" and length % tp:
+        below, above = length // tp * tp, -(-length // tp) * tp
+        near = " or ".join(str(n) for n in (below, above) if n)
         yield Finding(
-            key="parallelism.tp_mode", message=message, found=quoted("REDUCE_SCATTER"), severity=Severity.WARNING
+            key="tokens.sequence_length",
+            message=f"sequence parallelism (parallelism.tp_mode REDUCE_SCATTER) cuts each sequence over tp = {tp}",
+            found=str(length),
+            expected=f"a multiple of {tp}: {near}; or tp_mode ALL_REDUCE",
         )
-
-
-def something_is_recomputed(c: Any, given: Given) -> Iterator[Finding]:
-    if c.model.recompute == "none" and c.model.recompute_interval > 1:
-        message = "no effect: nothing is recomputed (model.recompute is none)"
-        found, expected = str(c.model.recompute_interval), "recompute: full or selective, or no such key"
-        key = "model.recompute_interval"
-        yield Finding(key=key, message=message, found=found, expected=expected, severity=Severity.WARNING)
 
 
 def wide_gradients(c: Any, given: Given) -> Iterator[Finding]:
@@ -245,8 +243,7 @@ RULES: tuple[Rule, ...] = (
     length_within_positions,
     axes_not_offered,
     zero_stages,
-    tp_mode,
-    something_is_recomputed,
+    sequence_over_tp,
     wide_gradients,
     fused_update,
     saves_on_the_way,

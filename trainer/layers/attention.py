@@ -12,7 +12,7 @@ from trainer.layers.rotary import Rotary, rotate
 
 
 class CausalSelfAttention(nn.Module):
-    """x [B, T, D] → [B, T, D]. Needs kv heads divisible by tp: a shared kv head would need its gradient summed."""
+    """x [B, t, D] → [B, t, D]. Needs kv heads divisible by tp: a shared kv head would need its gradient summed."""
 
     def __init__(
         self, layers: LayerFactory, *, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int,

@@ -1,6 +1,8 @@
 """Column- and row-parallel linear layers; weights are [out, in] as in Hugging Face.
 
 x ──copy──▶ column (rows of W cut: each rank has some outputs) ──▶ row (columns of W cut) ──reduce──▶ y
+
+With sequence parallelism copy and reduce are gather and scatter: x and y are [B, T/tp, …] then.
 """
 
 from collections.abc import Callable
@@ -10,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer.comm import Group
-from trainer.layers.collectives import copy_to_tp, reduce_from_tp
+from trainer.layers.collectives import copy_to_tp, reduce_from_tp, scatter_from_tp
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(x [..., in], W [out, in], b or None) → x Wᵀ (+ b)."""
@@ -46,19 +48,20 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """y = x Wᵀ (+ b) with W's columns cut over tp. x[..., in / tp] different per rank, y[..., out] equal on all.
 
-    The bias is whole on every rank and added once, after the sum. Comm: 1 all-reduce (tp).
+    With `sequence_parallel` x is [B, T, in / tp] and y [B, T / tp, out], other tokens on each rank. The bias is whole
+    on every rank and added once, after the sum. Comm: 1 all-reduce or reduce-scatter (tp).
     """
 
     def __init__(
         self, in_features: int, out_features: int, *, tp: Group, dtype: torch.dtype, bias: bool = False,
-        linear: Linear = F.linear,
+        linear: Linear = F.linear, sequence_parallel: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         local = _divide(in_features, tp.size, "in_features")
-        self.tp, self.linear = tp, linear
+        self.tp, self.linear, self.leave = tp, linear, scatter_from_tp if sequence_parallel else reduce_from_tp
         self.weight = nn.Parameter(torch.empty(out_features, local, dtype=dtype, device="meta"))
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device="meta")) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = reduce_from_tp(self.linear(x, self.weight, None), self.tp)
+        y = self.leave(self.linear(x, self.weight, None), self.tp)
         return y if self.bias is None else y + self.bias

@@ -8,7 +8,7 @@ from trainer.layers.factory import LayerFactory
 
 
 class SwiGLU(nn.Module):
-    """x [B, T, D] → [B, T, D]. Comm: 1 all-reduce (tp)."""
+    """x [B, t, D] → [B, t, D]. Comm: 1 all-reduce (tp), or 1 all-gather and 1 reduce-scatter."""
 
     def __init__(self, layers: LayerFactory, *, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""RMSNorm (arXiv 1910.07467) over the last dim; replicated over tp, with gradients that are equal on all ranks."""
+"""RMSNorm (arXiv 1910.07467) over the last dim; replicated over tp.
+
+Its gradient is the same on all tp ranks, or with sequence parallelism each rank's part (`ParamSpec.tp_partial_grad`).
+"""
 
 import torch
 import torch.nn.functional as F

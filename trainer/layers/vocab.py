@@ -16,7 +16,7 @@ from torch import nn
 from trainer.comm import Group, all_reduce, all_reduce_max
 from trainer.data.batch import IGNORE_LABEL
 from trainer.device import statistics_dtype
-from trainer.layers.collectives import copy_to_tp, reduce_from_tp
+from trainer.layers.collectives import copy_to_tp, gather_to_tp, reduce_from_tp, scatter_from_tp
 
 # Logits alive at once, in elements: small enough for a CPU's cache hierarchy, large enough for an accelerator's GEMM.
 CHUNK_NUMEL = {"cpu": 1 << 22}
@@ -39,30 +39,42 @@ class VocabRange:
 
 
 class VocabParallelEmbedding(nn.Module):
-    """ids [B, T] → hidden [B, T, D], equal on all tp ranks. Comm: 1 all-reduce (tp)."""
+    """ids [B, T] → hidden [B, T, D], equal on all tp ranks. Comm: 1 all-reduce (tp).
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, tp: Group, dtype: torch.dtype) -> None:
+    With `sequence_parallel` [B, T / tp, D], other tokens on each rank. Comm: 1 reduce-scatter (tp).
+    """
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, tp: Group, dtype: torch.dtype, sequence_parallel: bool = False
+    ) -> None:
         super().__init__()
         self.tp, self.range = tp, VocabRange(vocab_size, tp)
+        self.leave = scatter_from_tp if sequence_parallel else reduce_from_tp
         self.weight = nn.Parameter(torch.empty(self.range.rows, hidden_size, dtype=dtype, device="meta"))
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         if self.tp.size == 1:
             return F.embedding(input_ids, self.weight)
         rows, here = self.range.localize(input_ids)
-        return reduce_from_tp(F.embedding(rows, self.weight) * here.unsqueeze(-1), self.tp)
+        return self.leave(F.embedding(rows, self.weight) * here.unsqueeze(-1), self.tp)
 
 
 class VocabParallelHead(nn.Module):
-    """Final projection and loss: hidden [B, T, D], labels [B, T] → Σ cross-entropy over valid labels / num_valid."""
+    """Final projection and loss: hidden [B, T, D], labels [B, T] → Σ cross-entropy over valid labels / num_valid.
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, tp: Group, dtype: torch.dtype) -> None:
+    With `sequence_parallel` hidden is [B, T / tp, D]; labels are whole either way.
+    """
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, tp: Group, dtype: torch.dtype, sequence_parallel: bool = False
+    ) -> None:
         super().__init__()
         self.tp, self.range = tp, VocabRange(vocab_size, tp)
+        self.enter = gather_to_tp if sequence_parallel else copy_to_tp
         self.weight = nn.Parameter(torch.empty(self.range.rows, hidden_size, dtype=dtype, device="meta"))
 
     def forward(self, hidden: torch.Tensor, labels: torch.Tensor, num_valid: float) -> torch.Tensor:
-        hidden_ND = copy_to_tp(hidden.flatten(0, 1), self.tp)
+        hidden_ND = self.enter(hidden, self.tp).flatten(0, 1)
         return vocab_parallel_cross_entropy(
             hidden_ND, self.weight, labels.flatten(), vocab=self.range, num_valid=num_valid, tp=self.tp
         )

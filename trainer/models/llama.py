@@ -3,7 +3,8 @@
     input_ids ─▶ embed_tokens ─▶ layers.0 ─▶ … ─▶ layers.L−1 ─▶ norm ─▶ lm_head + loss ◀─ labels, num_valid
                                     ▲ position_ids
 
-Labels and positions never travel between stages: each stage reads them from its own batch.
+Labels and positions never travel between stages: each stage reads them from its own batch. What travels is the hidden
+state [B, t, D]; t is T, or T / tp with sequence parallelism.
 """
 
 from functools import partial
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward, each added to the residual stream. hidden [B, T, D]."""
+    """Pre-norm attention and feed-forward, each added to the residual stream. hidden [B, t, D]."""
 
     def __init__(self, config: "Config", layers: LayerFactory, rotary: Rotary) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class Llama(nn.Module):
         )  # fmt: skip
         counts = stage_layers(config, where.num_stages)
         embedding = partial(layers.embedding, vocab, hidden)
-        embedded = partial(_embedded, hidden_size=hidden, dtype=layers.dtype)
+        embedded = partial(_embedded, hidden_size=hidden, layers=layers)
         self.embed = PipelineBlock(embedding, name="model.embed_tokens", stage=0, outputs=embedded)
         decoder = partial(DecoderLayer, config, layers, rotary)
         self.layers = nn.ModuleList(
@@ -102,9 +103,9 @@ class _FinalNorm(nn.Module):
         return out if self.multiplier == 1.0 else out * self.multiplier
 
 
-def _embedded(*, input_ids: Meta, hidden_size: int, dtype: torch.dtype) -> Meta:
-    name = str(dtype).removeprefix("torch.")
-    return Meta(shape=(*input_ids.shape, hidden_size), dtype=name, is_floating=True)
+def _embedded(*, input_ids: Meta, hidden_size: int, layers: LayerFactory) -> Meta:
+    name, (batch, length) = str(layers.dtype).removeprefix("torch."), input_ids.shape
+    return Meta(shape=(batch, layers.tokens_here(length), hidden_size), dtype=name, is_floating=True)
 
 
 def _same_hidden(*, hidden: Meta, **_: Meta | None) -> Meta:

@@ -10,7 +10,7 @@ from itertools import groupby
 
 import torch
 
-from trainer.comm import all_gather, all_reduce, reduce_scatter
+from trainer.comm import all_gather, all_reduce_in_order, reduce_scatter
 from trainer.device import Precision
 from trainer.errors import ConfigError
 from trainer.mesh.context import ParallelContext
@@ -59,13 +59,13 @@ class FlatOptimizer:
         """Sum gradients over dp (and tp where they are partial); returns norm² of what this rank counts, fp64 scalar.
 
         Afterwards the held part of `grads` is the global gradient. Comm: 1 reduce-scatter (dp) per bucket, under
-        ZeRO-0 1 all-gather more.
+        ZeRO-0 1 all-gather more; 1 reduce-scatter and 1 all-gather (tp) per bucket that holds partial gradients.
         """
         total = torch.zeros((), dtype=torch.float64, device=self.ctx.device)
         for storage, counted in zip(self.storages, self._counted, strict=True):
-            for slot in storage.bucket.slots:
-                if self.specs[slot.name].tp_partial_grad:
-                    all_reduce(storage.grads[slot.start : slot.stop], self.ctx.tp)
+            slots = storage.bucket.slots
+            partial = [slot for slot in slots if self.specs[slot.name].tp_partial_grad]
+            all_reduce_in_order([storage.grads[slot.start : slot.stop] for slot in partial], self.ctx.tp)
             shard = reduce_scatter(storage.grads, self.ctx.dp)
             if self.zero_stage == 0:
                 all_gather(storage.grads, shard, self.ctx.dp)
