@@ -1,4 +1,4 @@
-"""The oracle: transformers' LlamaForCausalLM in one process, the whole global batch at once, torch's AdamW.
+"""The oracle: transformers' Llama, Qwen2 and Qwen3 in one process, the whole global batch at once, torch's AdamW.
 
 transformers is not fp64 inside: RMSNorm and the rotary tables are taken in fp32. Both are lifted to the input's dtype
 here, and the loss is taken outside the model as Σ/n_valid, so that fp64 means fp64 and 1e-10 is a fair bar.
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 
 class LiftedRMSNorm(nn.Module):
-    """Llama's RMSNorm in the dtype of its input."""
+    """RMSNorm in the dtype of its input."""
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class LiftedRMSNorm(nn.Module):
 
 
 class LiftedRotary(nn.Module):
-    """Llama's rotary tables in the dtype of the hidden states."""
+    """Rotary tables in the dtype of the hidden states."""
 
     def __init__(self, head_dim: int, theta: float) -> None:
         super().__init__()
@@ -38,23 +38,23 @@ class LiftedRotary(nn.Module):
         return table.cos(), table.sin()
 
 
-def build(config: LlamaConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> LlamaForCausalLM:
-    """A transformers Llama holding exactly `tensors` (canonical names), fp32 casts lifted."""
-    model = LlamaForCausalLM(config).to(dtype)
+def build(config: PretrainedConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
+    """A transformers model holding exactly `tensors` (canonical names), fp32 casts lifted."""
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype)
     missing, unexpected = model.load_state_dict(dict(tensors), strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
-    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     theta = config.rope_parameters["rope_theta"]
     model.model.rotary_emb = LiftedRotary(head_dim, theta)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child).__name__ == "LlamaRMSNorm":
+            if type(child).__name__.endswith("RMSNorm") and not isinstance(child, LiftedRMSNorm):
                 setattr(module, name, LiftedRMSNorm(child.weight, child.variance_epsilon))
     return model
 
 
-def apply_mup(model: LlamaForCausalLM, *, base_width: int = 256) -> None:
+def apply_mup(model: PreTrainedModel, *, base_width: int = 256) -> None:
     """Spectral muP's two factors of the forward pass: scores times 1/d; before a tied head, hidden times base / D."""
     for layer in model.model.layers:
         layer.self_attn.scaling = 1 / layer.self_attn.head_dim
@@ -74,7 +74,7 @@ class Outcome:
 
 
 def train(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     batches: list[tuple[torch.Tensor, torch.Tensor]],
     *,
     lr: list[float],
@@ -84,11 +84,13 @@ def train(
     clip_grad: float,
     lr_mult: Mapping[str, float] | None = None,
     wd_mult: Mapping[str, float] | None = None,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
 ) -> Outcome:
     """One AdamW step per batch (input_ids, labels, both [samples, T]; labels already shifted).
 
     lr_mult: factor on the rate of a parameter, 1 where it is not named; wd_mult: on its weight decay, else 1 for
-    matrices and 0 for the rest.
+    matrices and 0 for the rest. The losses returned are the cross-entropy alone.
     """
     named = dict(model.named_parameters())
     groups = [
@@ -107,8 +109,11 @@ def train(
         optimizer.zero_grad()
         logits = model(input_ids=ids).logits
         valid = int((labels != -100).sum())
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum") / valid
-        loss.backward()
+        args = (logits.flatten(0, 1), labels.flatten())
+        loss = F.cross_entropy(*args, ignore_index=-100, reduction="sum") / valid
+        smooth = F.cross_entropy(*args, ignore_index=-100, reduction="sum", label_smoothing=label_smoothing)
+        squares = (logits.logsumexp(dim=-1).square() * (labels != -100)).sum()
+        ((smooth + z_loss * squares) / valid).backward()
         if step == 0:
             gradients = {name: p.grad.clone() for name, p in named.items()}
         norms.append(float(nn.utils.clip_grad_norm_(named.values(), clip_grad)))

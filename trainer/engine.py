@@ -24,8 +24,9 @@ from trainer.init import draw_box
 from trainer.layers.deferred import deferred_linear
 from trainer.layers.factory import LayerFactory
 from trainer.layers.tied import TiedParameter
+from trainer.layers.vocab import Objective
 from trainer.mesh.context import ParallelContext
-from trainer.models.llama import Llama
+from trainer.models.registry import build_model
 from trainer.optim.adamw import AdamW
 from trainer.optim.layout import DEFAULT_BUCKET_NUMEL, plan_rank_layout
 from trainer.optim.optimizer import FlatOptimizer
@@ -53,9 +54,9 @@ _CLIP_EPS = 1e-6
 class StepResult:
     """What one step did; the same values on every rank.
 
-    `loss` is per valid token over the global batch, `grad_norm` before clipping (both NaN or inf as computed when not
-    `finite`). `skipped`: why no update was made, else None. `control_word`: the largest any rank brought.
-    `next_num_valid`: Σ over dp of the `next_valid` that was brought.
+    `loss` is the cross-entropy per valid token over the global batch, without z-loss and label smoothing, `grad_norm`
+    before clipping (both NaN or inf as computed when not `finite`). `skipped`: why no update was made, else None.
+    `control_word`: the largest any rank brought. `next_num_valid`: Σ over dp of the `next_valid` that was brought.
     """
 
     loss: float
@@ -97,9 +98,12 @@ class Engine:
             self.specs, self.layout, ctx, precision=self.precision, zero_stage=self.zero_stage, adamw=adamw
         )
         factories = LayerFactory(
-            tp=ctx.tp, dtype=self.precision.compute, linear=deferred_linear, sequence_parallel=config.sequence_parallel
-        )
-        self.model = Llama(config, factories, ctx.topology)
+            tp=ctx.tp, dtype=self.precision.compute, linear=deferred_linear, sequence_parallel=config.sequence_parallel,
+            objective=Objective(
+                label_smoothing=config.optimizer.label_smoothing, z_loss=config.optimizer.z_loss_coefficient
+            ),
+        )  # fmt: skip
+        self.model = build_model(config, factories, ctx.topology)
         self._modules = _build_stages(self.model, self.placement.stages_of(self.pp_rank))
         self._calls = _block_calls(self.model, self._modules, config.model.recompute_of)
         self._extra_grads: dict[str, list[torch.Tensor]] = {}

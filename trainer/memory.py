@@ -101,22 +101,31 @@ def _activations(config: "Config", rank: int, schedule: Schedule | None, micro_b
     """What the rank's own order of actions makes it hold at most, and the widest temporaries.
 
     Per layer and token: 2 D (both norms' inputs), 2 D (their outputs, whole on every rank for the products to come),
-    2 (H+K)·d (q, k, v, attention out), 4 F. tp divides the last two, and with sequence parallelism the first. Kernels
-    as on a GPU: fused norm and attention. From I to W a layer keeps the inputs of its linear layers and the gradients
-    of their outputs: 4 D and one F less.
+    2 (H+K)·d (q, k, v, attention out), with head norms (H+K)·d more (their inputs), 4 F. tp divides all but the D, and
+    with sequence parallelism the first. Kernels as on a GPU: fused norm and attention. From I to W a layer keeps the
+    inputs of its linear layers and the gradients of their outputs: 4 D, 2 (H+K)·d, 3 F.
+
+    A layer that is recomputed keeps its input, under `selective` also its linear layers' products: 2 D (whole on every
+    rank, before they are summed over tp), (H+2K)·d and 2 F. While it is recomputed it is there whole, one at a time.
     """
     model, mesh = config.model.model_config, config.parallelism
     tokens = micro_batch_size * config.tokens.sequence_length // mesh.cp
     heads = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim // mesh.tp
     ffn = model.intermediate_size // mesh.tp
     between = model.hidden_size // (mesh.tp if config.sequence_parallel else 1)
-    layer = 2 * between + 2 * model.hidden_size + heads + 4 * ffn
+    layer = 2 * between + 2 * model.hidden_size + heads + (heads // 2 if model.qk_norm else 0) + 4 * ffn
     pending = 4 * model.hidden_size + heads + 3 * ffn
-    layers = stage_layers(config, placement(config, mesh.pp).num_stages)
-    alive = [count * layer + between for count in layers]
+    projected = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim // mesh.tp + 2 * ffn
+    kept = {"none": layer, "full": between, "selective": between + 2 * model.hidden_size + projected}
+    where = placement(config, mesh.pp)
+    layers = stage_layers(config, where.num_stages)
+    of_layer = [kept[config.model.recompute_of(number)] for number in range(sum(layers))]
+    of_stage = [of_layer[sum(layers[:s]) : sum(layers[: s + 1])] for s in range(where.num_stages)]
+    alive = [sum(stage) + between for stage in of_stage]
     peak = _held(config, rank, schedule, alive, [count * pending for count in layers])
+    again = max((layer - numel for stage in where.stages_of(rank) for numel in of_stage[stage]), default=0)
     temporary = 2 * model.hidden_size + 3 * ffn
-    return tokens * (peak + temporary) * DTYPE_BYTES[config.compute_dtype]
+    return tokens * (peak + temporary + again) * DTYPE_BYTES[config.compute_dtype]
 
 
 def _held(config: "Config", rank: int, schedule: Schedule | None, alive: Sequence[int], pending: Sequence[int]) -> int:

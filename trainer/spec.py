@@ -170,37 +170,53 @@ class _Builder:
         return specs if tied else [*specs, self.head(last)]
 
     def decoder_layer(self, layer: int, stage: int) -> list[ParamSpec]:
-        """The nine tensors of one Llama layer, in Hugging Face's order."""
+        """The tensors of one layer: nine of Llama's in Hugging Face's order, and what the model type adds."""
         model = self.config.model.model_config
         d, f, prefix = model.hidden_size, model.intermediate_size, f"model.layers.{layer}"
-        h, k = model.num_attention_heads * model.head_size, model.kv_heads * model.head_size
+        h, k, qkv_bias = model.num_attention_heads * model.head_size, model.kv_heads * model.head_size, model.qkv_bias
         column, row = self.column, self.row
         return [
             self.norm(f"{prefix}.input_layernorm.weight", stage),
-            column(f"{prefix}.self_attn.q_proj.weight", (h, d), stage),
-            column(f"{prefix}.self_attn.k_proj.weight", (k, d), stage),
-            column(f"{prefix}.self_attn.v_proj.weight", (k, d), stage),
-            row(f"{prefix}.self_attn.o_proj.weight", (d, h), stage),
+            *column(f"{prefix}.self_attn.q_proj", (h, d), stage, bias=qkv_bias),
+            *column(f"{prefix}.self_attn.k_proj", (k, d), stage, bias=qkv_bias),
+            *column(f"{prefix}.self_attn.v_proj", (k, d), stage, bias=qkv_bias),
+            *row(f"{prefix}.self_attn.o_proj", (d, h), stage, bias=model.out_bias),
+            *(self.head_norm(f"{prefix}.self_attn.{x}_norm.weight", stage) for x in "qk" if model.qk_norm),
             self.norm(f"{prefix}.post_attention_layernorm.weight", stage),
-            column(f"{prefix}.mlp.gate_proj.weight", (f, d), stage),
-            column(f"{prefix}.mlp.up_proj.weight", (f, d), stage),
-            row(f"{prefix}.mlp.down_proj.weight", (d, f), stage),
+            *column(f"{prefix}.mlp.gate_proj", (f, d), stage, bias=model.mlp_bias),
+            *column(f"{prefix}.mlp.up_proj", (f, d), stage, bias=model.mlp_bias),
+            *row(f"{prefix}.mlp.down_proj", (d, f), stage, bias=model.mlp_bias),
         ]
 
-    def column(self, name: str, shape: tuple[int, int], stage: int) -> ParamSpec:
-        return self._matrix(name, shape, stage, shard_dim=0, std=self._std)
+    def column(self, name: str, shape: tuple[int, int], stage: int, *, bias: bool) -> list[ParamSpec]:
+        """Weight [out, in] cut in its rows, bias [out] cut like them."""
+        weight = self._matrix(f"{name}.weight", shape, stage, shard_dim=0, std=self._std)
+        one = self._vector(f"{name}.bias", shape[0], stage, InitKind.ZEROS)
+        return [weight, replace(one, shard_dim=0)] if bias else [weight]
 
-    def row(self, name: str, shape: tuple[int, int], stage: int) -> ParamSpec:
-        """Residual outputs are drawn smaller by √(2·layers), so that the residual stream does not grow with depth."""
+    def row(self, name: str, shape: tuple[int, int], stage: int, *, bias: bool) -> list[ParamSpec]:
+        """Residual outputs are drawn smaller by √(2·layers), so that the residual stream does not grow with depth.
+
+        The bias is whole on every tp rank; with sequence parallelism each adds it to other tokens.
+        """
         scaled = self._std / math.sqrt(2 * self.config.model.model_config.num_hidden_layers)
-        return self._matrix(name, shape, stage, shard_dim=1, std=scaled)
+        weight = self._matrix(f"{name}.weight", shape, stage, shard_dim=1, std=scaled)
+        one = self._vector(f"{name}.bias", shape[0], stage, InitKind.ZEROS)
+        return [weight, replace(one, tp_partial_grad=self.config.sequence_parallel)] if bias else [weight]
 
     def norm(self, name: str, stage: int) -> ParamSpec:
-        d = self.config.model.model_config.hidden_size
+        spec = self._vector(name, self.config.model.model_config.hidden_size, stage, InitKind.ONES)
+        return replace(spec, tp_partial_grad=self.config.sequence_parallel)
+
+    def head_norm(self, name: str, stage: int) -> ParamSpec:
+        """A norm over one head's size, the same for all heads: each tp rank's gradient is from its own heads."""
+        spec = self._vector(name, self.config.model.model_config.head_size, stage, InitKind.ONES)
+        return replace(spec, tp_partial_grad=self.topology.tp > 1)
+
+    def _vector(self, name: str, n: int, stage: int, init: InitKind) -> ParamSpec:
         return ParamSpec(
-            name=name, shape=(d,), padded_shape=(d,), shard_dim=None, stages=(stage,), pp_ranks=self._ranks(stage),
-            init=Init(kind=InitKind.ONES), wd_mult=0.0, fan_in=1, fan_out=d,
-            tp_partial_grad=self.config.sequence_parallel,
+            name=name, shape=(n,), padded_shape=(n,), shard_dim=None, stages=(stage,), pp_ranks=self._ranks(stage),
+            init=Init(kind=init), wd_mult=0.0, fan_in=1, fan_out=n,
         )  # fmt: skip
 
     def embedding(self, *, stages: tuple[int, ...], sites: int) -> ParamSpec:

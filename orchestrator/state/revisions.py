@@ -40,6 +40,8 @@ TABLE: dict[str, Change] = {
     "optimizer.weight_decay_schedule": _R,
     "optimizer.groups": _R,
     "optimizer.clip_grad": _R,
+    "optimizer.z_loss_coefficient": _R,
+    "optimizer.label_smoothing": _R,
     "optimizer.optimizer_factory": _X,
     "optimizer.accumulate_grad_in_fp32": _X,
     "data": _R,

@@ -52,7 +52,14 @@ class Case:
     kv_heads: int = 2
     use_mup: bool = False
     sequence_parallel: bool = False
+    model_type: str = "llama"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
     groups: tuple[tuple[str, float, float], ...] = ()
+    recompute: str = "none"
+    recompute_interval: int = 1
 
     @property
     def micro_batches(self) -> int:
@@ -67,7 +74,12 @@ class Case:
         tie = "tied" if self.tied else "untied"
         virtual = "" if self.virtual_stages is None else f"-v{self.virtual_stages}"
         extra = virtual + ("" if self.dtype == "float64" else f"-{self.dtype}") + "-mup" * self.use_mup
+        extra += "-attention-bias" * self.attention_bias + "-mlp-bias" * self.mlp_bias
+        extra += "-zloss" * bool(self.z_loss) + "-smooth" * bool(self.label_smoothing)
+        extra += f"-{self.model_type}" * (self.model_type != "llama")
         extra += "-sp" * self.sequence_parallel + "-groups" * bool(self.groups)
+        if self.recompute != "none":
+            extra += f"-recompute-{self.recompute}{self.recompute_interval}"
         return f"dp{self.dp}-pp{self.pp}-tp{self.tp}-{tie}-zero{self.zero_stage}-{self.schedule}{extra}"
 
 
@@ -75,6 +87,7 @@ def make_config(case: Case) -> Config:
     shape = ModelConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=case.layers, num_attention_heads=case.heads,
         num_key_value_heads=case.kv_heads, vocab_size=V, tie_word_embeddings=case.tied, rms_norm_eps=1e-5,
+        model_type=case.model_type, attention_bias=case.attention_bias, mlp_bias=case.mlp_bias,  # type: ignore[arg-type]
     )  # fmt: skip
     return Config(
         general=General(project="test", run="equivalence", seed=7),
@@ -83,10 +96,13 @@ def make_config(case: Case) -> Config:
             layers_per_stage=None if case.layers_per_stage is None else list(case.layers_per_stage),
             tp_mode="REDUCE_SCATTER" if case.sequence_parallel else "ALL_REDUCE",
         ),
-        model=Model(model_config=shape, dtype=case.dtype, init_method=InitMethod(std=0.08, use_mup=case.use_mup)),  # type: ignore[arg-type]
+        model=Model(
+            model_config=shape, dtype=case.dtype, init_method=InitMethod(std=0.08, use_mup=case.use_mup),  # type: ignore[arg-type]
+            recompute=case.recompute, recompute_interval=case.recompute_interval,  # type: ignore[arg-type]
+        ),
         optimizer=Optimizer(
             learning_rate_scheduler=LearningRateScheduler(learning_rate=LR[0]), weight_decay=DECAY, clip_grad=CLIP,
-            zero_stage=case.zero_stage,
+            zero_stage=case.zero_stage, z_loss_coefficient=case.z_loss, label_smoothing=case.label_smoothing,
             groups=[ParameterGroup(match=match, weight_decay_mult=wd, lr_mult=lr) for match, wd, lr in case.groups],
         ),
         tokens=Tokens(

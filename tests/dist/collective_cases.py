@@ -12,7 +12,13 @@ from trainer.comm import Counter, Group, all_reduce_in_order, reduce_scatter, so
 from trainer.layers.collectives import copy_to_tp, gather_to_tp, reduce_from_tp, scatter_from_tp
 from trainer.layers.deferred import deferred_linear
 from trainer.layers.linear import ColumnParallelLinear, RowParallelLinear
-from trainer.layers.vocab import VocabParallelEmbedding, VocabRange, vocab_parallel_cross_entropy
+from trainer.layers.vocab import (
+    CROSS_ENTROPY,
+    Objective,
+    VocabParallelEmbedding,
+    VocabRange,
+    vocab_parallel_cross_entropy,
+)
 from trainer.mesh.context import ParallelContext
 from trainer.mesh.topology import Topology
 from trainer.pipeline.block import PipelineBlock, TensorPointer
@@ -123,7 +129,7 @@ def ordered_sums(ranks: Ranks, size: int, sizes: tuple[int, ...]) -> np.ndarray:
     return whole.numpy()
 
 
-def sharded_vocabulary(ranks: Ranks, size: int, vocab: int) -> list[np.ndarray]:
+def sharded_vocabulary(ranks: Ranks, size: int, vocab: int, objective: Objective = CROSS_ENTROPY) -> list[np.ndarray]:
     """[loss, hidden gradient, my valid weight gradient rows, embedding output, its weight gradient rows]."""
     tp = world(ranks, size)
     g = torch.Generator().manual_seed(2)
@@ -135,10 +141,13 @@ def sharded_vocabulary(ranks: Ranks, size: int, vocab: int) -> list[np.ndarray]:
     weight = torch.full((part.rows, 6), 50.0, dtype=torch.float64)  # padding rows would win every softmax
     weight[: part.valid] = whole[part.start : part.start + part.valid]
     weight.requires_grad_()
+    before = hidden.detach().clone(), weight.detach().clone(), labels.clone()
     loss = vocab_parallel_cross_entropy(
-        copy_to_tp(hidden, tp), weight, labels, vocab=part, num_valid=9, tp=tp, chunk_numel=3 * part.rows
-    )
+        copy_to_tp(hidden, tp), weight, labels, vocab=part, num_valid=9, tp=tp, chunk_numel=3 * part.rows,
+        objective=objective,
+    )  # fmt: skip
     loss.backward()
+    assert all(torch.equal(a, b) for a, b in zip(before, (hidden, weight, labels), strict=True)), "inputs are read only"
     embedding = VocabParallelEmbedding(vocab, 6, tp=tp, dtype=torch.float64)
     table = set_weight(embedding, "weight", weight.detach())
     out = embedding(labels.clamp(min=0).view(1, -1))
@@ -150,15 +159,21 @@ def sharded_vocabulary(ranks: Ranks, size: int, vocab: int) -> list[np.ndarray]:
     return [t[rows].numpy().copy() if t is weight.grad or t is table.grad else t.numpy().copy() for t in tensors]
 
 
-def plain_vocabulary(vocab: int) -> list[np.ndarray]:
-    """What `sharded_vocabulary` must give, on whole tensors."""
+def plain_vocabulary(vocab: int, objective: Objective = CROSS_ENTROPY) -> list[np.ndarray]:
+    """What `sharded_vocabulary` must give, on whole tensors: the loss is the cross-entropy, the gradients the
+    objective's."""
     g = torch.Generator().manual_seed(2)
     hidden = torch.randn(11, 6, generator=g, dtype=torch.float64).requires_grad_()
     whole = torch.randn(vocab, 6, generator=g, dtype=torch.float64).requires_grad_()
     labels = torch.randint(0, vocab, (11,), generator=g)
     labels[::4] = -100
-    loss = F.cross_entropy(hidden @ whole.T, labels, ignore_index=-100, reduction="sum") / 9
-    loss.backward()
+    logits = hidden @ whole.T
+    loss = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum") / 9
+    smooth = F.cross_entropy(
+        logits, labels, ignore_index=-100, reduction="sum", label_smoothing=objective.label_smoothing
+    )
+    squares = logits.logsumexp(dim=1).square()[labels != -100].sum()
+    ((smooth + objective.z_loss * squares) / 9).backward()
     table = whole.detach().clone().requires_grad_()
     out = F.embedding(labels.clamp(min=0).view(1, -1), table)
     out.square().sum().backward()

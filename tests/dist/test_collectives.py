@@ -18,6 +18,7 @@ from dist.collective_cases import (
 )
 from dist.pool import Pool, RankError
 
+from trainer.layers.vocab import Objective
 from trainer.mesh.topology import Topology
 
 
@@ -75,11 +76,16 @@ def test_column_then_row_over_cut_sequences_equals_whole_matrices(pool: Pool, tp
     assert not np.allclose(runs[0][4], b.grad)
 
 
+@pytest.mark.parametrize(
+    "objective",
+    [Objective(), Objective(z_loss=0.03), Objective(label_smoothing=0.2), Objective(z_loss=1e-4, label_smoothing=0.1)],
+    ids=["plain", "z-loss", "smoothed", "both"],
+)
 @pytest.mark.parametrize(("tp", "vocab"), [(2, 31), (4, 9), (8, 9)])
-def test_sharded_vocabulary_equals_whole(pool: Pool, tp: int, vocab: int) -> None:
-    """8 ranks over 9 rows: three ranks hold padding alone, and still take part."""
-    loss, grad_hidden, grad_weight, out, grad_table = plain_vocabulary(vocab)
-    runs = pool.run(Topology(tp=tp), sharded_vocabulary, tp, vocab)
+def test_sharded_vocabulary_equals_whole(pool: Pool, tp: int, vocab: int, objective: Objective) -> None:
+    """T5, T6. 8 ranks over 9 rows: three ranks hold padding alone, and still take part."""
+    loss, grad_hidden, grad_weight, out, grad_table = plain_vocabulary(vocab, objective)
+    runs = pool.run(Topology(tp=tp), sharded_vocabulary, tp, vocab, objective)
     for run in runs:
         np.testing.assert_allclose(run[0], loss, rtol=1e-12)
         np.testing.assert_allclose(run[1], grad_hidden, rtol=1e-10, atol=1e-14)

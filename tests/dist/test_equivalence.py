@@ -10,7 +10,7 @@ import reference
 import torch
 from dist.case import CLIP, DECAY, LR, STEPS, Case, RankRun, global_batch, make_config, run_case
 from dist.pool import Pool
-from transformers import LlamaConfig
+from transformers import AutoConfig
 
 from trainer.init import draw_box
 from trainer.mesh.topology import Topology
@@ -53,7 +53,7 @@ WIDE = [
     Case(dp=2, pp=2, tp=2, tied=True, groups=GROUPS, bucket_numel=1000),
     Case(dp=4, tied=False, groups=GROUPS, zero_stage=0),
     Case(dp=2, pp=2, tp=2, tied=True, layers=4, recompute="full", recompute_interval=3),
-    Case(pp=2, tp=2, tied=False, layers=4, schedule="zb-h1", recompute="selective"),
+    Case(pp=2, tp=2, tied=False, layers=4, schedule="zb-h1", recompute="selective", sequence_parallel=True),
 ]
 
 SEQUENCE = [
@@ -70,33 +70,39 @@ def specs_of(case: Case, topology: Topology | None = None) -> tuple[ParamSpec, .
     return param_specs(make_config(case), topology or Topology())
 
 
+def without_layout(case: Case) -> Case:
+    """The case's model and training on one process: what the reference run depends on."""
+    names = "tied layers heads kv_heads use_mup groups model_type attention_bias mlp_bias z_loss label_smoothing"
+    return Case(**{name: getattr(case, name) for name in names.split()})
+
+
 @cache
-def expected(
-    tied: bool, layers: int, heads: int, kv_heads: int, use_mup: bool, groups: tuple[tuple[str, float, float], ...]
-) -> tuple[reference.Outcome, float]:
+def expected(case: Case) -> tuple[reference.Outcome, float]:
     """The reference run, and its Σ loss over the batch after the last step."""
-    case = Case(tied=tied, layers=layers, heads=heads, kv_heads=kv_heads, use_mup=use_mup)
     shape = make_config(case).model.model_config
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
-        tie_word_embeddings=tied, rms_norm_eps=shape.rms_norm_eps, attn_implementation="sdpa",
+    biases = {"attention_bias": shape.attention_bias, "mlp_bias": shape.mlp_bias}
+    config = AutoConfig.for_model(
+        shape.model_type, vocab_size=shape.vocab_size, hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size, num_hidden_layers=shape.num_hidden_layers, head_dim=shape.head_dim,
+        num_attention_heads=shape.num_attention_heads, num_key_value_heads=shape.num_key_value_heads,
+        tie_word_embeddings=shape.tie_word_embeddings, rms_norm_eps=shape.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta}, **biases,
     )  # fmt: skip
     tensors = {
         spec.name: torch.from_numpy(draw_box(spec, Box((0,) * len(spec.shape), spec.shape), seed=7)).double()
         for spec in specs_of(case)
     }
     model = reference.build(config, tensors, torch.float64)
-    if use_mup:
+    if case.use_mup:
         reference.apply_mup(model)
-    lr_mult = {name: mup_factor(name, t.shape) for name, t in tensors.items()} if use_mup else {}
+    lr_mult = {name: mup_factor(name, t.shape) for name, t in tensors.items()} if case.use_mup else {}
     wd_mult = {}
-    for match, wd, lr in reversed(groups):
+    for match, wd, lr in reversed(case.groups):
         for name in fnmatch.filter(tensors, match):
             wd_mult[name], lr_mult[name] = wd, lr
     outcome = reference.train(
         model, [global_batch(i) for i in range(STEPS)], lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=DECAY,
-        clip_grad=CLIP, lr_mult=lr_mult, wd_mult=wd_mult,
+        clip_grad=CLIP, lr_mult=lr_mult, wd_mult=wd_mult, z_loss=case.z_loss, label_smoothing=case.label_smoothing,
     )  # fmt: skip
     ids, labels = global_batch(STEPS)
     with torch.no_grad():
@@ -161,7 +167,7 @@ def close(ours: object, theirs: object) -> float:
 
 def check(pool: Pool, case: Case) -> None:
     runs: list[RankRun] = pool.run(case.topology, run_case, case)
-    outcome, after = expected(case.tied, case.layers, case.heads, case.kv_heads, case.use_mup, case.groups)
+    outcome, after = expected(without_layout(case))
     assert all(run.steps == runs[0].steps and run.validation == runs[0].validation for run in runs)
     assert close([s.loss for s in runs[0].steps], outcome.losses) < TOLERANCE
     assert close([s.grad_norm for s in runs[0].steps], outcome.grad_norms) < TOLERANCE
@@ -187,6 +193,37 @@ def test_layout_equals_one_process(pool: Pool, case: Case) -> None:
 @pytest.mark.parametrize("case", SEQUENCE, ids=str)
 def test_sequence_parallel_equals_one_process(pool: Pool, case: Case) -> None:
     """T1, T8: norm gradients are summed over tp, and stay equal on all its ranks."""
+    check(pool, case)
+
+
+MODELS = [
+    Case(tied=False, attention_bias=True, mlp_bias=True),
+    Case(dp=2, tp=2, tied=True, attention_bias=True, mlp_bias=True, zero_stage=0, use_mup=True),
+    Case(pp=2, tp=2, attention_bias=True, mlp_bias=True, layers=4, schedule="zb-h1", sequence_parallel=True),
+    Case(tp=2, tied=True, model_type="qwen2"),
+    Case(pp=2, tp=2, tied=False, model_type="qwen2", sequence_parallel=True),
+    Case(model_type="qwen3", use_mup=True),
+    Case(dp=2, tp=2, tied=True, model_type="qwen3", attention_bias=True),
+    Case(tp=4, kv_heads=4, tied=False, model_type="qwen3", bucket_numel=300),
+    Case(pp=2, tp=2, tied=True, layers=4, model_type="qwen3", schedule="zb-v", sequence_parallel=True),
+]
+
+OBJECTIVES = [
+    Case(tied=False, z_loss=0.01, label_smoothing=0.1),
+    Case(dp=2, tp=2, tied=True, z_loss=0.01),
+    Case(pp=2, tp=2, tied=True, label_smoothing=0.1, sequence_parallel=True),
+]
+
+
+@pytest.mark.parametrize("case", OBJECTIVES, ids=str)
+def test_each_objective_equals_one_process(pool: Pool, case: Case) -> None:
+    """Gradients are those of the whole objective, losses those of the cross-entropy alone, before and after."""
+    check(pool, case)
+
+
+@pytest.mark.parametrize("case", MODELS, ids=str)
+def test_each_kind_of_model_equals_one_process(pool: Pool, case: Case) -> None:
+    """T2, T7: head norms and row biases are one tensor for all tp ranks, with the whole gradient."""
     check(pool, case)
 
 

@@ -63,6 +63,17 @@ def test_norms_of_cut_sequences_stay_equal_on_all_tp_ranks(pool: Pool, tp: int) 
         assert len({tuple(losses) for losses, _ in runs}) == 1
 
 
+@pytest.mark.parametrize("tp_mode", ["ALL_REDUCE", "REDUCE_SCATTER"])
+def test_head_norms_and_row_biases_stay_equal_on_all_tp_ranks(pool: Pool, tp_mode: str) -> None:
+    """T2: head norms see the heads of their own rank, with and without sequence parallelism; 20 steps, every bit."""
+    topology = Topology(tp=2)
+    options: dict[str, object] = {"tp_mode": tp_mode, "model_type": "qwen3", "attention_bias": True}
+    one, two = (weights for _, weights in pool.run(topology, fp32_bits, topology, 20, options))
+    whole = [name for name in one if "norm" in name or name.endswith("o_proj.bias")]
+    assert len(whole) == 2 * 5 + 1 and all(one[name] == two[name] for name in whole)
+    assert one["model.layers.0.self_attn.q_proj.bias"] != two["model.layers.0.self_attn.q_proj.bias"]
+
+
 @pytest.mark.parametrize("pp_engine", ["1f1b", "interleaved", "zb-h1"])
 def test_pipelines_of_cut_sequences_change_no_bit_in_fp32(pool: Pool, pp_engine: str) -> None:
     """pp = 2 × tp = 2 with sequence parallelism gives the losses and weights of tp = 2 with it."""

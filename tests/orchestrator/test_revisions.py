@@ -15,6 +15,8 @@ from orchestrator.state.revisions import TABLE, Change, effective_change, sort_k
         ("checkpoints.checkpoint_interval", Change.FREE),
         ("tokens.train_steps", Change.RECORDED),
         ("optimizer.learning_rate_scheduler.learning_rate", Change.RECORDED),
+        ("optimizer.z_loss_coefficient", Change.RECORDED),
+        ("optimizer.label_smoothing", Change.RECORDED),
         ("data.dataset.dataset_weights", Change.RECORDED),
         ("model.model_config.hidden_size", Change.FIXED),
         ("general.seed", Change.FIXED),

@@ -50,6 +50,38 @@ def test_a_sequence_that_tp_does_not_cut_evenly_is_refused(length: int, tp: int,
     assert f"found {length}" in text and f"a multiple of {tp}: {near}; or tp_mode ALL_REDUCE" in text
 
 
+@pytest.mark.parametrize("keys", [("attention_bias",), ("mlp_bias",), ("attention_bias", "mlp_bias")])
+def test_biases_are_quiet(keys: tuple[str, ...]) -> None:
+    given = [f"{M}{key}=true" for key in keys]
+    assert errors(*given) == [] and warnings(*given) == []
+
+
+@pytest.mark.parametrize(("bias", "model_type"), [("true", "qwen2"), ("false", "llama")])
+def test_nanotrons_qwen2_is_qwen2_where_it_has_biases(bias: str, model_type: str) -> None:
+    loaded = load(TINY, overrides=[f"{M}is_qwen2_config=true", f"{M}attention_bias={bias}"])
+    assert loaded.config is not None, loaded.problems
+    shape = loaded.config.model.model_config
+    assert (shape.model_type, shape.qkv_bias, shape.out_bias) == (model_type, bias == "true", False)
+
+
+@pytest.mark.parametrize(
+    ("given", "coefficient"),
+    [
+        ((f"{M}z_loss_enabled=true", f"{M}z_loss_coefficient=1e-5"), 1e-5),
+        ((f"{M}z_loss_enabled=true",), 1e-4),
+        ((f"{M}z_loss_enabled=false", f"{M}z_loss_coefficient=1e-5"), 0.0),
+        ((f"{M}z_loss_enabled=true", "optimizer.z_loss_coefficient=0.5"), 0.5),
+        (("optimizer.z_loss_coefficient=2e-4",), 2e-4),
+        ((), 0.0),
+    ],
+)
+def test_nanotrons_z_loss_is_the_optimizers(given: tuple[str, ...], coefficient: float) -> None:
+    loaded = load(TINY, overrides=given)
+    assert loaded.config is not None, loaded.problems
+    assert loaded.config.optimizer.z_loss_coefficient == coefficient and warnings(*given) == []
+    assert len(errors(f"{M}z_loss_enabled=maybe")) == 1
+
+
 def test_sequence_parallel_is_quiet_where_it_fits() -> None:
     mesh = ("parallelism.tp=2", "parallelism.tp_mode=REDUCE_SCATTER")
     assert errors(*mesh) == [] and warnings(*mesh) == []
@@ -133,7 +165,9 @@ def test_every_tp_that_is_offered_would_do(groups: int, kv: int, tp: int, ffn: i
         (("checkpoints.keep_last=1",), "greater than or equal to 2"),
         ((f"{M}rope_scaling.factor=32",), "never ignored"),
         ((f"{M}rope_interleaved=true",), "interleaved"),
-        ((f"{M}attention_bias=true",), "no biases"),
+        ((f"{M}model_type=qwen3", f"{M}mlp_bias=true"), "the feed-forward of qwen3 has no biases"),
+        ((f"{M}model_type=qwen2", f"{M}attention_bias=true"), "none on the output projection"),
+        ((f"{M}model_type=qwen2", f"{M}head_dim=32"), "found 32; expected 16, or no such key"),
         ((f"{M}moe_config.num_experts=8",), "mixtures of experts"),
         (("checkpoints.resume_checkpoint_path=/x",), "own checkpoints"),
         (("optimizer.weight_decay_exclude_named_params=[a]",), "optimizer.groups"),

@@ -16,7 +16,7 @@ import torch
 from checkpoint_world import empty_rank, facts, flip_byte, make_spec
 from engine_world import logits_of
 from safetensors import safe_open
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from trainer.checkpoint.naming import CheckpointName, partial_name
 from trainer.checkpoint.save import begin, commit, model_record, save_checkpoint, tokenizer_record, write_rank
@@ -37,7 +37,7 @@ from trainer.config.model import (
 )
 from trainer.convert.export_hf import ConvertError, cast, export_hf, plan_shards
 from trainer.convert.fold import folded_factor, folding_note
-from trainer.convert.names import LLAMA, from_hf, to_hf
+from trainer.convert.names import TABLES, from_hf, to_hf
 from trainer.data.batch import StepBatch
 from trainer.data.tokenizer import save_tokenizer, train_bpe
 from trainer.engine import Engine
@@ -51,8 +51,8 @@ VOCAB = 300
 TEXT = [f"the pawl lets the ratchet turn only forward {i} {i * i}" for i in range(60)]
 
 
-def make_config(*, tied: bool, dtype: str, use_mup: bool = False, head_dim: int = 16) -> Config:
-    """A Llama whose head_dim is not hidden / heads, with grouped kv heads and its own rope_theta."""
+def make_config(*, tied: bool, dtype: str, use_mup: bool = False, head_dim: int = 16, **kind) -> Config:
+    """A Llama, or another kind, whose head_dim is not hidden / heads, with grouped kv heads and its own rope_theta."""
     shape = ModelConfig(
         hidden_size=32,
         intermediate_size=48,
@@ -65,6 +65,7 @@ def make_config(*, tied: bool, dtype: str, use_mup: bool = False, head_dim: int 
         rope_theta=5000.0,
         rms_norm_eps=1e-6,
         tie_word_embeddings=tied,
+        **kind,
     )
     return Config(
         general=General(project="test", run="export", seed=3),
@@ -87,6 +88,7 @@ def save_random(folder: Path, *, tied=True, dtype="float32", tokenizer=None, **m
     """A checkpoint of a randomly drawn model, and what that model says of 2 samples of 16 tokens."""
     engine = Engine(make_config(tied=tied, dtype=dtype, **model), ParallelContext(Topology()))
     engine.init_weights()
+    draw_vectors(engine)
     saved = save_checkpoint(
         engine,
         RunState(step=1, consumed_samples=2, consumed_tokens=32, adam_t=1),
@@ -104,6 +106,15 @@ def save_random(folder: Path, *, tied=True, dtype="float32", tokenizer=None, **m
         sample_ids=(0, 1),
     )
     return SimpleNamespace(path=folder / saved.name, engine=engine, batch=batch, loss_sum=engine.eval_loss(batch)[0])
+
+
+def draw_vectors(engine: Engine) -> None:
+    """Norms and biases that are not 1 and 0, or a tensor in the wrong place would not be seen."""
+    generator = torch.Generator().manual_seed(8)
+    for spec in engine.specs:
+        if len(spec.shape) == 1:
+            value = 1 + torch.randn(spec.shape, generator=generator, dtype=engine.precision.master) / 3
+            engine.optimizer.load_weight(spec.name, value)
 
 
 LOAD = """
@@ -206,6 +217,33 @@ def test_mup_is_folded_so_that_transformers_computes_the_same_logits(dtype, tied
     assert (run.path / "rank-00000.safetensors").read_bytes() == before, "the checkpoint keeps what is trained"
 
 
+KINDS = {
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "llama with attention biases": {"attention_bias": True},
+    "qwen2": {"model_type": "qwen2", "head_dim": 8},
+    "qwen3": {"model_type": "qwen3", "head_dim": 12},
+    "qwen3 with biases": {"model_type": "qwen3", "attention_bias": True},
+}
+
+
+@pytest.mark.parametrize("use_mup", [False, True], ids=["standard", "mup"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_model_is_loaded_whole_and_has_its_logits(kind, use_mup, tmp_path):
+    """muP's factor on the queries goes behind a norm that would undo it."""
+    run = save_random(tmp_path, dtype="float64", use_mup=use_mup, **KINDS[kind])
+    done = export_hf(run.path, tmp_path / "hf")
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert type(loaded).__name__ == loaded.config.architectures[0] and loaded.config.model_type in kind
+    model = reference.build(loaded.config, loaded.state_dict(), torch.float64)
+    with torch.no_grad():
+        theirs = model(input_ids=run.batch.input_ids_MBT[0]).logits
+    ours = logits_of(run.engine, run.batch)[0]
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-10 * float(theirs.abs().max()))
+    assert any(("q_norm ×" if "qwen3" in kind else "q_proj ×") in note for note in done.notes) == use_mup
+    assert {to_hf(spec.name, loaded.config.model_type) for spec in run.engine.specs} <= set(loaded.state_dict())
+
+
 def test_folding_needs_both_factors_and_only_them(tmp_path):
     """Which tensors differ from the master, and by how much: the test above would not see factors that cancel."""
     run = save_random(tmp_path, use_mup=True)
@@ -246,12 +284,20 @@ def test_the_bfloat16_cast_keeps_every_nan_a_nan():
 
 
 def test_names_go_both_ways():
-    for canonical, hf in LLAMA:
-        name, other = canonical.format(layer=12), hf.format(layer=12)
-        assert (to_hf(name, "llama"), from_hf(other, "llama")) == (other, name)
-    for unknown in ("model.layers.x.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.bias", "rotary.inv_freq"):
+    for model_type, table in TABLES.items():
+        for canonical, hf in table:
+            name, other = canonical.format(layer=12), hf.format(layer=12)
+            assert (to_hf(name, model_type), from_hf(other, model_type)) == (other, name)
+        for unknown in ("model.layers.x.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.scale", "rotary.inv_freq"):
+            with pytest.raises(KeyError):
+                from_hf(unknown, model_type)
+    for foreign in (
+        ("mlp.up_proj.bias", "qwen3"),
+        ("self_attn.o_proj.bias", "qwen2"),
+        ("self_attn.q_norm.weight", "llama"),
+    ):
         with pytest.raises(KeyError):
-            from_hf(unknown, "llama")
+            to_hf(f"model.layers.0.{foreign[0]}", foreign[1])
 
 
 def test_shards_hold_consecutive_tensors_and_stay_within_the_limit():

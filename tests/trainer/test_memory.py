@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 import torch
 from engine_world import tiny_config
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from trainer.comm import Group
 from trainer.config import Config, load
@@ -127,14 +130,16 @@ def saved_bytes(layer: DecoderLayer, hidden: torch.Tensor, positions: torch.Tens
     return sum(seen.values())
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("hidden_size", "ffn", "kv"), [(128, 384, 2), (64, 512, 4), (256, 256, 1)])
-def test_activations_of_a_layer_are_what_autograd_saves(hidden_size: int, ffn: int, kv: int) -> None:
+def test_activations_of_a_layer_are_what_autograd_saves(hidden_size: int, ffn: int, kv: int, kind: str) -> None:
     """On a CPU each norm also keeps its normalised input (the GPU's fused one does not), and rotary its tables."""
     one, two = (
         config(
             "tiny",
             *(f"model.model_config.hidden_size={hidden_size}", f"model.model_config.intermediate_size={ffn}"),
             *(f"model.model_config.num_key_value_heads={kv}", f"model.model_config.num_hidden_layers={layers}"),
+            f"model.model_config.model_type={kind}",
         )
         for layers in (1, 2)
     )
@@ -148,7 +153,64 @@ def test_activations_of_a_layer_are_what_autograd_saves(hidden_size: int, ffn: i
     normalised = 2 * hidden.nbytes
     head_dim, heads = two.model.model_config.head_dim, two.model.model_config.num_attention_heads
     statistics = 4 * batch * length * (2 + heads + head_dim)  # 1/rms twice, log-sum-exp, cos and sin
+    if kind == "qwen3":
+        normalised += (heads + kv) * head_dim * 4 * batch * length
+        statistics += (heads + kv) * 4 * batch * length
     assert measured == estimate + normalised + statistics
+
+
+class _Alive(TorchDispatchMode):
+    """Storages made inside, by address; those that still live are what was kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.made[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+        return out
+
+    def kept(self, *, apart_from: set[int]) -> int:
+        return sum(size for at, (ref, size) in self.made.items() if not ref.expired() and at not in apart_from)
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_recomputed_layer_keeps_what_the_estimate_says(mode: str, dtype: str) -> None:
+    one, two = (
+        config("tiny", f"model.dtype={dtype}", f"model.recompute={mode}", f"{SHAPE}num_hidden_layers={layers}")
+        for layers in (1, 2)
+    )
+    engine = engine_of(two)
+    batch, length, hidden_size = two.tokens.micro_batch_size, two.tokens.sequence_length, 64
+    hidden = torch.randn(batch, length, hidden_size, dtype=getattr(torch, dtype), requires_grad=True)
+    call, positions = engine._calls["model.layers.1"], torch.arange(length).expand(batch, length)
+    weights = {tensor.untyped_storage().data_ptr() for tensor in engine.model.parameters()}
+    call(hidden=hidden, position_ids=positions)  # makes rotary's tables
+    with _Alive() as alive:
+        out = call(hidden=hidden, position_ids=positions)
+    # The layer's input was made outside, and its output is the next layer's input: one stands for the other.
+    assert out.shape == hidden.shape
+    assert alive.kept(apart_from=weights) == rank_memory(two).activations - rank_memory(one).activations
+
+
+def test_the_estimate_of_recomputation_by_hand() -> None:
+    """6 layers on one rank: what every second one keeps, and one layer whole while it is made again."""
+    tokens, hidden, ffn, attention = 2 * 32, 64, 128, 2 * (4 + 2) * 16
+    layer = 4 * hidden + attention + 4 * ffn
+    kept = {"full": hidden, "selective": 3 * hidden + (4 + 2 * 2) * 16 + 2 * ffn}
+    for mode, numel in kept.items():
+        every = ("model.recompute_interval=2", f"model.recompute={mode}")
+        memory = rank_memory(config("tiny", f"{SHAPE}num_hidden_layers=6", *every))
+        held = 3 * layer + 3 * numel + hidden + 2 * hidden + 3 * ffn + (layer - numel)
+        assert memory.activations == 4 * tokens * held
+    last = ("parallelism.pp=2", "tokens.batch_accumulation_per_replica=1", f"{SHAPE}num_hidden_layers=2")
+    only_first = rank_memory(config("tiny", *last, "model.recompute=full", "model.recompute_interval=2"))
+    assert only_first.activations == rank_memory(config("tiny", *last)).activations, "rank 1 recomputes nothing"
 
 
 def test_activations_in_flight_are_the_schedules_own() -> None:

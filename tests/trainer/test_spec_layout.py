@@ -1,10 +1,11 @@
 """The parameter table and what is read from it: shards, stages, buckets, initial weights, all without torch ranks."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
-from engine_world import tiny_config
+from engine_world import solo_engine, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from trainer.mup import attention_scale, output_multiplier
 from trainer.optim.layout import ALIGN, plan_layout, plan_rank_layout
 from trainer.optim.norm import owned_ranges
 from trainer.pipeline.partition import layer_counts
-from trainer.spec import Box, local_box, local_shape, param_specs, specs_on_rank
+from trainer.spec import Box, InitKind, local_box, local_shape, param_specs, specs_on_rank
 
 axis = st.sampled_from([1, 2, 4])
 
@@ -48,6 +49,41 @@ def test_every_element_is_placed_once_and_counted_once(
                 for slot in b.slots:
                     counted[slot.name] += max(0, min(slot.stop, part.stop) - max(slot.start, part.start))
     assert counted == {spec.name: math.prod(spec.padded_shape) for spec in specs}
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ({}, set()),
+        ({"attention_bias": True}, {f"{x}_proj.bias" for x in "qkvo"}),
+        ({"mlp_bias": True}, {f"{x}_proj.bias" for x in ("gate", "up", "down")}),
+        ({"model_type": "qwen2"}, {f"{x}_proj.bias" for x in "qkv"}),
+        ({"model_type": "qwen3"}, {"q_norm.weight", "k_norm.weight"}),
+    ],
+)
+def test_the_table_is_what_the_model_holds(options: dict[str, Any], more: set[str]) -> None:
+    """A row that no layer uses would be drawn, saved and never trained."""
+    engine = solo_engine(tiny_config(tied=False, **options))
+    names = {spec.name for spec in engine.specs}
+    live = {f"{block}.{name}" for block, m in engine._modules.items() for name, _ in m.named_parameters()}
+    plain = {spec.name for spec in param_specs(tiny_config(tied=False), Topology())}
+    assert names == live and {name.split(".", 4)[-1] for name in names - plain} == more
+    assert all(spec.init.std > 0 if len(spec.shape) == 2 else spec.wd_mult == 0.0 for spec in engine.specs)
+    biases = [spec for spec in engine.specs if spec.name.endswith("bias")]
+    assert all(spec.init.kind is InitKind.ZEROS for spec in biases)
+
+
+@pytest.mark.parametrize("tp_mode", ["ALL_REDUCE", "REDUCE_SCATTER"])
+def test_which_gradients_are_parts(tp_mode: str) -> None:
+    """Whole tensors between the regions with sequence parallelism; one head's norms always; a cut tensor never."""
+    options: dict[str, Any] = {"model_type": "qwen3", "attention_bias": True, "tp_mode": tp_mode}
+    specs = param_specs(tiny_config(tp=2, tied=False, **options), Topology(tp=2))
+    parts = {spec.name.removeprefix("model.").split(".", 2)[-1] for spec in specs if spec.tp_partial_grad}
+    heads = {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}
+    between = {"input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.o_proj.bias", "weight"}
+    assert parts == (heads | between if tp_mode == "REDUCE_SCATTER" else heads)
+    assert all(spec.shard_dim is None for spec in specs if spec.tp_partial_grad)
+    assert not any(spec.tp_partial_grad for spec in param_specs(tiny_config(**options), Topology()))
 
 
 def test_tp_boxes_cover_the_canonical_tensor_and_clip_padding() -> None:

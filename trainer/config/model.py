@@ -80,7 +80,7 @@ def _even_head_dim(given: dict[str, int]) -> int:
 class ModelConfig(Section):
     """The architecture in Hugging Face's words. Missing: kv heads = heads (no grouping), head_dim = hidden / heads."""
 
-    model_type: Literal["llama"] = "llama"
+    model_type: Literal["llama", "qwen2", "qwen3"] = "llama"
     hidden_size: Width
     intermediate_size: Width
     num_hidden_layers: Depth
@@ -98,6 +98,23 @@ class ModelConfig(Section):
     eos_token_id: Natural | None = None
     pad_token_id: Natural | None = None
     attention_dropout: Unit = 0.0
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether q_proj, k_proj and v_proj have biases."""
+        return self.attention_bias or self.model_type == "qwen2"
+
+    @property
+    def out_bias(self) -> bool:
+        """Whether o_proj has a bias."""
+        return self.attention_bias
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether each head of q and k goes through a norm."""
+        return self.model_type == "qwen3"
 
     @property
     def kv_heads(self) -> int:
@@ -187,6 +204,8 @@ class Optimizer(Section):
     """AdamW's settings. `clip_grad: null` means no clipping; gradients are always accumulated in at least fp32.
 
     `groups`: the first that fits a parameter's Hugging Face name decides.
+    `z_loss_coefficient`: adds this times (log Σ exp logits)² to what is minimised, per valid label.
+    `label_smoothing`: this share of each target is spread over the vocabulary. The loss that is logged has neither.
     """
 
     optimizer_factory: OptimizerFactory = OptimizerFactory()
@@ -197,6 +216,8 @@ class Optimizer(Section):
     clip_grad: Annotated[float, Field(gt=0)] | None = 1.0
     zero_stage: Natural = 1
     accumulate_grad_in_fp32: bool = True
+    z_loss_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    label_smoothing: Unit = 0.0
 
 
 class RampedBatch(Section):

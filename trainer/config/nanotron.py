@@ -53,7 +53,6 @@ OLD_KEYS = (
     # parallelism
     _dropped("parallelism.tp_linear_async_communication", "communication is not overlapped this way; ignored", "false"),
     _dropped("parallelism.tp_recompute_allgather", "gathered inputs are kept, not gathered again", *_BOTH),
-    _dropped("parallelism.recompute_layer", "activations are kept, not recomputed: more memory, same numbers", "false"),
     _dropped("parallelism.moe_layer_recompute", "there are no experts", "false"),
     # model
     _dropped("model.make_vocab_size_divisible_by", "the vocabulary is padded inside, never in a checkpoint", "1"),
@@ -72,10 +71,8 @@ OLD_KEYS = (
     _dropped(_M + "ring_attn_heads_k_stride", "there is no ring attention; ignored"),
     _dropped(_M + "log_attn_probs", "attention statistics are not logged; ignored", "false"),
     _dropped(_M + "z_loss_coefficient", "z-loss is off", "1e-4", "0.0001", "1.0e-05", "1e-5", "0.00001"),
-    _refused(_M + "z_loss_enabled", "z-loss is not offered", "false"),
+    _refused(_M + "z_loss_enabled", "true or false switches z-loss on or off", "false"),
     _refused(_M + "_use_doc_masking", "attention over document borders is not masked here", "false"),
-    _refused(_M + "attention_bias", "attention has no biases here", "false"),
-    _refused(_M + "mlp_bias", "the MLP has no biases here", "false"),
     _refused(_M + "flex_attention_mask", "attention masks other than causal are not offered"),
     _refused(_M + "sliding_window_size", "sliding-window attention is not offered"),
     _refused(_M + "no_rope_layer", "every layer has rotary positions here"),
@@ -151,6 +148,9 @@ def translate(root: Mapping) -> tuple[Mapping, list[Problem]]:
     problems: list[Problem] = []
     tree: Node = root
     tree = edit(tree, "parallelism", lambda node, path: _rename_cp(node, problems))
+    tree = _recompute(tree)
+    tree = edit(tree, "model.model_config", lambda node, path: _qwen2(node))
+    tree = _z_loss(tree)
     tree = edit(tree, "optimizer", lambda node, path: _gather_adam(node, problems))
     tree = edit(tree, "general.run", lambda node, path: _without_placeholders(node, problems))
     for data in ("data", _S + "data"):
@@ -228,6 +228,47 @@ def _rename_cp(node: Node, problems: list[Problem]) -> Node:
     elif not (isinstance(old, Scalar) and old.is_null):
         entries["cp"] = old
     return replace(node, entries=entries)
+
+
+def _recompute(root: Node) -> Node:
+    """`parallelism.recompute_layer: true` is `model.recompute: full`, where that says nothing else."""
+    mesh, model = child_of(root, "parallelism"), child_of(root, "model")
+    old = child_of(mesh, "recompute_layer") if mesh is not None else None
+    if not isinstance(old, Scalar) or old.text.lower() not in (*_BOTH, "null"):
+        return root  # not there, or no yes or no: the section's own check will say so
+    root = edit(root, "parallelism.recompute_layer", lambda node, path: None)
+    if old.text.lower() != "true" or not isinstance(model, Mapping) or "recompute" in model.entries:
+        return root
+    full = {"recompute": replace(old, text="full")}
+    return edit(root, "model", lambda node, path: replace(model, entries={**model.entries, **full}))
+
+
+def _qwen2(node: Node) -> Node:
+    """is_qwen2_config with attention_bias has biases on q, k and v alone: Hugging Face's qwen2."""
+    flags = [child_of(node, key) for key in ("is_qwen2_config", "attention_bias")]
+    if not isinstance(node, Mapping) or "model_type" in node.entries:
+        return node
+    if not all(isinstance(flag, Scalar) and flag.text.lower() == "true" for flag in flags):
+        return node
+    kept = {key: child for key, child in node.entries.items() if key not in ("is_qwen2_config", "attention_bias")}
+    flag = node.entries["is_qwen2_config"]
+    name = Scalar(text="qwen2", quoted=True, file=flag.file, line=flag.line)
+    return replace(node, entries={**kept, "model_type": name})
+
+
+def _z_loss(root: Node) -> Node:
+    """model_config.z_loss_enabled: true is optimizer.z_loss_coefficient, 1e-4 where nanotron's file names none."""
+    model, optimizer = child_of(root, "model"), child_of(root, "optimizer")
+    shape = child_of(model, "model_config") if model is not None else None
+    flag = child_of(shape, "z_loss_enabled") if shape is not None else None
+    if not isinstance(flag, Scalar) or flag.text.lower() != "true" or not isinstance(optimizer, Mapping):
+        return root
+    given = child_of(shape, "z_loss_coefficient") if shape is not None else None
+    value = replace(flag, text="1e-4") if given is None or (isinstance(given, Scalar) and given.is_null) else given
+    for key in ("z_loss_enabled", "z_loss_coefficient"):
+        root = edit(root, _M + key, lambda node, path: None)
+    entries = {"z_loss_coefficient": value, **optimizer.entries}
+    return edit(root, "optimizer", lambda node, path: replace(optimizer, entries=entries))
 
 
 def _gather_adam(node: Node, problems: list[Problem]) -> Node:

@@ -133,6 +133,23 @@ def head_size(c: Any, given: Given) -> Iterator[Finding]:
         yield Finding(key=key, message=message, found=str(model.head_dim), expected="an even number")
 
 
+def as_its_type_has_it(c: Any, given: Given) -> Iterator[Finding]:
+    """What transformers' class of the model type could not hold would be lost in the export."""
+    model, where = c.model.model_config, "model.model_config."
+    if model.model_type == "qwen2" and given(f"{where}attention_bias"):
+        message, key = "qwen2 has biases on q, k and v and none on the output projection", f"{where}attention_bias"
+        found = str(model.attention_bias).lower()
+        yield Finding(key=key, message=message, found=found, expected="no such key, or model_type llama")
+    if model.model_type != "llama" and model.mlp_bias:
+        message, key = f"the feed-forward of {model.model_type} has no biases", f"{where}mlp_bias"
+        yield Finding(key=key, message=message, found="true", expected="false, or model_type llama")
+    heads, width = model.num_attention_heads, model.hidden_size
+    if model.model_type == "qwen2" and width % heads == 0 and model.head_dim != width // heads:
+        message = "the heads of qwen2 have hidden_size / num_attention_heads"
+        found, expected = str(model.head_dim), f"{width // heads}, or no such key"
+        yield Finding(key=f"{where}head_dim", message=message, found=found, expected=expected)
+
+
 def activation(c: Any, given: Given) -> Iterator[Finding]:
     name = c.model.model_config.hidden_act
     if name != "silu":
@@ -195,6 +212,14 @@ def sequence_over_tp(c: Any, given: Given) -> Iterator[Finding]:
         )
 
 
+def something_is_recomputed(c: Any, given: Given) -> Iterator[Finding]:
+    if c.model.recompute == "none" and c.model.recompute_interval > 1:
+        message = "no effect: nothing is recomputed (model.recompute is none)"
+        found, expected = str(c.model.recompute_interval), "recompute: full or selective, or no such key"
+        key = "model.recompute_interval"
+        yield Finding(key=key, message=message, found=found, expected=expected, severity=Severity.WARNING)
+
+
 def wide_gradients(c: Any, given: Given) -> Iterator[Finding]:
     if not c.optimizer.accumulate_grad_in_fp32 and c.model.dtype == "bfloat16":
         message = "gradients are always accumulated in fp32"
@@ -237,6 +262,7 @@ RULES: tuple[Rule, ...] = (
     ffn_over_tp,
     kv_groups,
     head_size,
+    as_its_type_has_it,
     activation,
     no_dropout,
     special_tokens,
@@ -244,6 +270,7 @@ RULES: tuple[Rule, ...] = (
     axes_not_offered,
     zero_stages,
     sequence_over_tp,
+    something_is_recomputed,
     wide_gradients,
     fused_update,
     saves_on_the_way,

@@ -28,15 +28,23 @@ _COPIED = (
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
+# model_type → (class in transformers, keys that only it has; None: the manifest's value, false where it has none)
+_FAMILIES: Mapping[str, tuple[str, Mapping[str, bool | None]]] = {
+    "llama": ("LlamaForCausalLM", {"attention_bias": None, "mlp_bias": None}),
+    "qwen2": ("Qwen2ForCausalLM", {"use_sliding_window": False}),
+    "qwen3": ("Qwen3ForCausalLM", {"attention_bias": None, "use_sliding_window": False}),
+}
+
+
 def hf_config(model: Mapping[str, Any], *, dtype: str, eos_id: int | None) -> dict[str, Any]:
-    """config.json for LlamaForCausalLM. eos_id: of the tokenizer, used where the model section names none."""
+    """config.json for transformers. eos_id: of the tokenizer, used where the model section names none."""
+    architecture, keys = _FAMILIES[model["model_type"]]
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [architecture],
+        "model_type": model["model_type"],
         **{key: model[key] for key in _COPIED},
         "rope_parameters": {"rope_type": "default", "rope_theta": model["rope_theta"]},
-        "attention_bias": False,
-        "mlp_bias": False,
+        **{key: bool(model.get(key, False)) if value is None else value for key, value in keys.items()},
         **token_ids(model, eos_id=eos_id),
         "dtype": dtype,
         "torch_dtype": dtype,

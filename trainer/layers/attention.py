@@ -12,27 +12,35 @@ from trainer.layers.rotary import Rotary, rotate
 
 
 class CausalSelfAttention(nn.Module):
-    """x [B, t, D] → [B, t, D]. Needs kv heads divisible by tp: a shared kv head would need its gradient summed."""
+    """x [B, t, D] → [B, t, D]. Needs kv heads divisible by tp: a shared kv head would need its gradient summed.
+
+    `qk_norm_eps`: each head of q and k goes through an RMSNorm over d before it is rotated; one weight [d] for all
+    heads, so that each tp rank's gradient of it, from its own heads, is a part (`ParamSpec.tp_partial_grad`).
+    """
 
     def __init__(
         self, layers: LayerFactory, *, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int,
-        rotary: Rotary, scale: float,
+        rotary: Rotary, scale: float, qkv_bias: bool = False, out_bias: bool = False, qk_norm_eps: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if num_kv_heads % layers.tp.size:
             raise ValueError(f"num_key_value_heads = {num_kv_heads} is not divisible by tp = {layers.tp.size}")
         self.layers, self.head_dim, self.rotary, self.scale = layers, head_dim, rotary, scale
         self.is_grouped = num_heads != num_kv_heads
-        self.q_proj = layers.column(hidden_size, num_heads * head_dim)
-        self.k_proj = layers.column(hidden_size, num_kv_heads * head_dim)
-        self.v_proj = layers.column(hidden_size, num_kv_heads * head_dim)
-        self.o_proj = layers.row(num_heads * head_dim, hidden_size)
+        self.q_proj = layers.column(hidden_size, num_heads * head_dim, bias=qkv_bias)
+        self.k_proj = layers.column(hidden_size, num_kv_heads * head_dim, bias=qkv_bias)
+        self.v_proj = layers.column(hidden_size, num_kv_heads * head_dim, bias=qkv_bias)
+        self.o_proj = layers.row(num_heads * head_dim, hidden_size, bias=out_bias)
+        self.q_norm = None if qk_norm_eps is None else layers.norm(head_dim, eps=qk_norm_eps)
+        self.k_norm = None if qk_norm_eps is None else layers.norm(head_dim, eps=qk_norm_eps)
 
     def forward(self, x_BTD: torch.Tensor, position_ids_BT: torch.Tensor) -> torch.Tensor:
         x_BTD = self.layers.share(x_BTD)
         cos, sin = self.rotary(position_ids_BT)
-        q_BTHd = rotate(self._heads(self.q_proj(x_BTD)), cos, sin)
-        k_BTKd = rotate(self._heads(self.k_proj(x_BTD)), cos, sin)
+        q_BTHd, k_BTKd = self._heads(self.q_proj(x_BTD)), self._heads(self.k_proj(x_BTD))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTHd, k_BTKd = self.q_norm(q_BTHd), self.k_norm(k_BTKd)
+        q_BTHd, k_BTKd = rotate(q_BTHd, cos, sin), rotate(k_BTKd, cos, sin)
         v_BTKd = self._heads(self.v_proj(x_BTD))
         out_BHTd = F.scaled_dot_product_attention(
             q_BTHd.transpose(1, 2), k_BTKd.transpose(1, 2), v_BTKd.transpose(1, 2),

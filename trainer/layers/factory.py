@@ -15,20 +15,22 @@ from trainer.comm import Group
 from trainer.layers.collectives import copy_to_tp, gather_to_tp
 from trainer.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from trainer.layers.norm import RMSNorm
-from trainer.layers.vocab import VocabParallelEmbedding, VocabParallelHead
+from trainer.layers.vocab import CROSS_ENTROPY, Objective, VocabParallelEmbedding, VocabParallelHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFactory:
     """Layers for one tensor-parallel group and compute dtype; `linear` does the products of column and row layers.
 
-    `sequence_parallel`: tokens are cut over tp between the tensor-parallel regions.
+    `sequence_parallel`: tokens are cut over tp between the tensor-parallel regions. `objective`: what the
+    head's gradient is of.
     """
 
     tp: Group
     dtype: torch.dtype
     linear: Linear = F.linear
     sequence_parallel: bool = False
+    objective: Objective = CROSS_ENTROPY
 
     def column(self, in_features: int, out_features: int, *, bias: bool = False) -> ColumnParallelLinear:
         """A layer whose input went through `share`."""
@@ -53,8 +55,9 @@ class LayerFactory:
 
     def head(self, vocab_size: int, hidden_size: int) -> VocabParallelHead:
         return VocabParallelHead(
-            vocab_size, hidden_size, tp=self.tp, dtype=self.dtype, sequence_parallel=self.sequence_parallel
-        )
+            vocab_size, hidden_size, tp=self.tp, dtype=self.dtype, sequence_parallel=self.sequence_parallel,
+            objective=self.objective,
+        )  # fmt: skip
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
         """Enter a region of column layers, [B, t, D] → [B, T, D]: one backward reduction for all of them."""

@@ -10,12 +10,12 @@ from trainer.layers.factory import LayerFactory
 class SwiGLU(nn.Module):
     """x [B, t, D] → [B, t, D]. Comm: 1 all-reduce (tp), or 1 all-gather and 1 reduce-scatter."""
 
-    def __init__(self, layers: LayerFactory, *, hidden_size: int, intermediate_size: int) -> None:
+    def __init__(self, layers: LayerFactory, *, hidden_size: int, intermediate_size: int, bias: bool) -> None:
         super().__init__()
         self.layers = layers
-        self.gate_proj = layers.column(hidden_size, intermediate_size)
-        self.up_proj = layers.column(hidden_size, intermediate_size)
-        self.down_proj = layers.row(intermediate_size, hidden_size)
+        self.gate_proj = layers.column(hidden_size, intermediate_size, bias=bias)
+        self.up_proj = layers.column(hidden_size, intermediate_size, bias=bias)
+        self.down_proj = layers.row(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         x_BTD = self.layers.share(x_BTD)

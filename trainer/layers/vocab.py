@@ -7,6 +7,7 @@ gradient is made right after its loss, while its logits are still there (no reco
 N tokens · D hidden · V local vocabulary rows.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,10 +24,27 @@ CHUNK_NUMEL = {"cpu": 1 << 22}
 CHUNK_NUMEL_ACCELERATOR = 1 << 27
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What is minimised, per valid label: cross-entropy with smoothed labels + z_loss · (log Σ exp logits)².
+
+    `label_smoothing` ε gives every word ε/V of the target (arXiv 1512.00567); `z_loss` keeps the softmax' normaliser
+    near 1 (arXiv 2204.02311). The loss that is reported is the cross-entropy of the labels as they are: it compares
+    between runs with and without these, and with held-out losses.
+    """
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+
+CROSS_ENTROPY = Objective()
+
+
 class VocabRange:
     """Which canonical rows a tp rank holds: `rows` local rows, of which the first `valid` are real."""
 
     def __init__(self, vocab_size: int, tp: Group) -> None:
+        self.size = vocab_size
         self.rows = -(-vocab_size // tp.size)
         self.start = tp.rank * self.rows
         self.valid = max(0, min(self.rows, vocab_size - self.start))
@@ -62,22 +80,24 @@ class VocabParallelEmbedding(nn.Module):
 class VocabParallelHead(nn.Module):
     """Final projection and loss: hidden [B, T, D], labels [B, T] → Σ cross-entropy over valid labels / num_valid.
 
-    With `sequence_parallel` hidden is [B, T / tp, D]; labels are whole either way.
+    With `sequence_parallel` hidden is [B, T / tp, D]; labels are whole either way. The gradient is `objective`'s.
     """
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, tp: Group, dtype: torch.dtype, sequence_parallel: bool = False
-    ) -> None:
+        self, vocab_size: int, hidden_size: int, *, tp: Group, dtype: torch.dtype, sequence_parallel: bool = False,
+        objective: Objective = CROSS_ENTROPY,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.tp, self.range = tp, VocabRange(vocab_size, tp)
+        self.tp, self.range, self.objective = tp, VocabRange(vocab_size, tp), objective
         self.enter = gather_to_tp if sequence_parallel else copy_to_tp
         self.weight = nn.Parameter(torch.empty(self.range.rows, hidden_size, dtype=dtype, device="meta"))
 
     def forward(self, hidden: torch.Tensor, labels: torch.Tensor, num_valid: float) -> torch.Tensor:
         hidden_ND = self.enter(hidden, self.tp).flatten(0, 1)
         return vocab_parallel_cross_entropy(
-            hidden_ND, self.weight, labels.flatten(), vocab=self.range, num_valid=num_valid, tp=self.tp
-        )
+            hidden_ND, self.weight, labels.flatten(), vocab=self.range, num_valid=num_valid, tp=self.tp,
+            objective=self.objective,
+        )  # fmt: skip
 
 
 def vocab_parallel_cross_entropy(
@@ -89,9 +109,11 @@ def vocab_parallel_cross_entropy(
     num_valid: float,
     tp: Group,
     chunk_numel: int | None = None,
+    objective: Objective = CROSS_ENTROPY,
 ) -> torch.Tensor:
     """Σ over labels ≠ −100 of −log softmax(h Wᵀ)[label], divided by `num_valid`; a scalar in at least fp32.
 
+    Its gradient is that of `objective` divided by `num_valid`, which is the same where neither of its terms is set.
     `num_valid` is the whole step's number of valid labels over all micro-batches and dp ranks, counted before backward.
     Comm: per chunk 1 max and 1 sum all-reduce (tp), of 3 values per token. The hidden gradient is this rank's part.
     """
@@ -99,7 +121,7 @@ def vocab_parallel_cross_entropy(
         chunk_numel = CHUNK_NUMEL.get(hidden_ND.device.type, CHUNK_NUMEL_ACCELERATOR)
     chunk = max(1, chunk_numel // max(1, vocab.rows))
     need_grad = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
-    args = (hidden_ND, weight_VD, labels_N, vocab, num_valid, tp, chunk, need_grad)
+    args = (hidden_ND, weight_VD, labels_N, vocab, num_valid, tp, chunk, need_grad, objective)
     loss: torch.Tensor = _CrossEntropy.apply(*args)  # type: ignore[no-untyped-call]
     return loss
 
@@ -108,7 +130,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_ND: torch.Tensor, weight_VD: torch.Tensor, labels_N: torch.Tensor, vocab: VocabRange,
-        num_valid: float, tp: Group, chunk: int, need_grad: bool,
+        num_valid: float, tp: Group, chunk: int, need_grad: bool, objective: Objective,
     ) -> torch.Tensor:  # fmt: skip
         stats = statistics_dtype(hidden_ND.dtype)
         loss = torch.zeros((), dtype=stats, device=hidden_ND.device)
@@ -119,12 +141,16 @@ class _CrossEntropy(torch.autograd.Function):
             rows = slice(start, start + chunk)
             h_ND, labels = hidden_ND[rows], labels_N[rows]
             logits_NV = (h_ND @ used_VD.T).to(stats)
-            losses, factor, target, here = _losses(logits_NV, labels, vocab, num_valid, tp)
+            losses, factor, target, here = _losses(logits_NV, labels, vocab, num_valid, tp, objective.z_loss)
             loss += losses.sum()
             if grad_hidden is not None and grad_weight is not None:
+                smoothing = objective.label_smoothing
                 logits_NV *= factor.unsqueeze(1)
+                if smoothing:
+                    every = (labels != IGNORE_LABEL).to(stats) * (smoothing / (vocab.size * num_valid))
+                    logits_NV -= every.unsqueeze(1)
                 if vocab.valid:
-                    pull = here.to(stats) * (-1.0 / num_valid)  # torch.where of two numbers would be fp32
+                    pull = here.to(stats) * ((smoothing - 1.0) / num_valid)  # torch.where of two numbers would be fp32
                     logits_NV.scatter_add_(1, target.unsqueeze(1), pull.unsqueeze(1))
                 g_NV = logits_NV.to(hidden_ND.dtype)
                 torch.mm(g_NV, used_VD, out=grad_hidden[rows])
@@ -138,7 +164,7 @@ class _CrossEntropy(torch.autograd.Function):
         # In place: these are as large as the weight, and autograd refuses a second backward by their version.
         grad_hidden, grad_weight = ctx.saved_tensors
         scale = grads[0]
-        return grad_hidden.mul_(scale), grad_weight.mul_(scale), None, None, None, None, None, None
+        return grad_hidden.mul_(scale), grad_weight.mul_(scale), *(None,) * 7
 
 
 class _WeightGrad:
@@ -162,12 +188,12 @@ class _WeightGrad:
 
 
 def _losses(
-    logits_NV: torch.Tensor, labels_N: torch.Tensor, vocab: VocabRange, num_valid: float, tp: Group
+    logits_NV: torch.Tensor, labels_N: torch.Tensor, vocab: VocabRange, num_valid: float, tp: Group, z_loss: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Per-token losses; logits become exp(logit − max) in place.
 
-    Returns (losses [N], factor [N] that turns the exponentials into softmax / num_valid (0 for ignored labels), local
-    target row [N], whether the target is on this rank [N]).
+    Returns (losses [N], factor [N] that turns the exponentials into (1 + 2 z_loss · log Z) softmax / num_valid (0 for
+    ignored labels), local target row [N], whether the target is on this rank [N]).
     """
     peak = logits_NV.amax(dim=1) if vocab.valid else logits_NV.new_full((logits_NV.shape[0],), float("-inf"))
     peak = all_reduce_max(peak, tp)
@@ -177,6 +203,8 @@ def _losses(
     logits_NV.exp_()
     sums = all_reduce(torch.stack((logits_NV.sum(dim=1), picked)), tp)
     counted = labels_N != IGNORE_LABEL
-    losses = torch.where(counted, sums[0].log() - sums[1], 0.0)
-    factor = torch.where(counted, 1.0 / (sums[0] * num_valid), 0.0)
+    log_sums = sums[0].log()
+    losses = torch.where(counted, log_sums - sums[1], 0.0)
+    push = 1.0 + 2.0 * z_loss * (log_sums + peak) if z_loss else 1.0
+    factor = torch.where(counted, push / (sums[0] * num_valid), 0.0)
     return losses, factor, target, here

@@ -1,4 +1,4 @@
-"""The Llama family (Llama 1 and 2, SmolLM, the seed's 1.7B) as a DAG of pipeline blocks.
+"""The Llama family (Llama 1 and 2, SmolLM, the seed's 1.7B; Qwen2 by its biases) as a DAG of pipeline blocks.
 
     input_ids ─▶ embed_tokens ─▶ layers.0 ─▶ … ─▶ layers.L−1 ─▶ norm ─▶ lm_head + loss ◀─ labels, num_valid
                                     ▲ position_ids
@@ -36,14 +36,14 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: "Config", layers: LayerFactory, rotary: Rotary) -> None:
         super().__init__()
         shape = config.model.model_config
-        hidden, eps, head_dim = shape.hidden_size, shape.rms_norm_eps, shape.head_size
+        hidden, eps = shape.hidden_size, shape.rms_norm_eps
         self.input_layernorm = layers.norm(hidden, eps=eps)
-        self.self_attn = CausalSelfAttention(
-            layers, hidden_size=hidden, num_heads=shape.num_attention_heads, num_kv_heads=shape.kv_heads,
-            head_dim=head_dim, rotary=rotary, scale=attention_scale(config),
-        )  # fmt: skip
+        self.self_attn = self.make_attention(config, layers, rotary)
         self.post_attention_layernorm = layers.norm(hidden, eps=eps)
-        self.mlp = SwiGLU(layers, hidden_size=hidden, intermediate_size=shape.intermediate_size)
+        self.mlp = SwiGLU(layers, hidden_size=hidden, intermediate_size=shape.intermediate_size, bias=shape.mlp_bias)
+
+    def make_attention(self, config: "Config", layers: LayerFactory, rotary: Rotary) -> CausalSelfAttention:
+        return attention(config, layers, rotary)
 
     def forward(self, hidden: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), position_ids)
@@ -51,8 +51,22 @@ class DecoderLayer(nn.Module):
         return out
 
 
+def attention(
+    config: "Config", layers: LayerFactory, rotary: Rotary, *, qk_norm_eps: float | None = None
+) -> CausalSelfAttention:
+    """Attention of the config's shape; `qk_norm_eps`: with norms on the heads of q and k."""
+    shape = config.model.model_config
+    return CausalSelfAttention(
+        layers, hidden_size=shape.hidden_size, num_heads=shape.num_attention_heads, num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_size, rotary=rotary, scale=attention_scale(config), qkv_bias=shape.qkv_bias,
+        out_bias=shape.out_bias, qk_norm_eps=qk_norm_eps,
+    )  # fmt: skip
+
+
 class Llama(nn.Module):
-    """The DAG. `forward` is only ever traced; the pipeline interpreter calls the blocks."""
+    """The DAG. `forward` is only ever traced; the pipeline interpreter calls the blocks. `layer`: a decoder layer."""
+
+    layer: type[nn.Module] = DecoderLayer
 
     def __init__(self, config: "Config", layers: LayerFactory, topology: Topology) -> None:
         super().__init__()
@@ -67,7 +81,7 @@ class Llama(nn.Module):
         embedding = partial(layers.embedding, vocab, hidden)
         embedded = partial(_embedded, hidden_size=hidden, layers=layers)
         self.embed = PipelineBlock(embedding, name="model.embed_tokens", stage=0, outputs=embedded)
-        decoder = partial(DecoderLayer, config, layers, rotary)
+        decoder = partial(self.layer, config, layers, rotary)
         self.layers = nn.ModuleList(
             PipelineBlock(decoder, name=f"model.layers.{i}", stage=stage, outputs=_same_hidden, layer=i)
             for i, stage in enumerate(stage_of_layer(counts))
