@@ -30,9 +30,11 @@ from trainer.models.registry import build_model
 from trainer.optim.adamw import AdamW
 from trainer.optim.layout import DEFAULT_BUCKET_NUMEL, plan_rank_layout
 from trainer.optim.optimizer import FlatOptimizer
+from trainer.optim.overlap import Placed, Site, StepWatch, reduction_order
 from trainer.pipeline.block import PipelineBlock
 from trainer.pipeline.choose import training_lists
 from trainer.pipeline.engine.interpreter import Interpreter
+from trainer.pipeline.engine.parts import linear_names
 from trainer.pipeline.generators import forward_only
 from trainer.pipeline.graph import Graph
 from trainer.pipeline.partition import placement
@@ -107,9 +109,15 @@ class Engine:
         self._modules = _build_stages(self.model, self.placement.stages_of(self.pp_rank))
         self._calls = _block_calls(self.model, self._modules, config.model.recompute_of)
         self._extra_grads: dict[str, list[torch.Tensor]] = {}
-        self._parameters = self._place_parameters()
+        placed = self._place_parameters()
+        self._parameters = [(p.live, p.parameter, p.address) for p in placed]
+        self.watch = StepWatch(
+            placed, len(self.layout.buckets), start=self.optimizer.start_reduction, sums_tp=self.optimizer.sums_tp,
+            wait_weights=self.optimizer.wait_weights,
+        )  # fmt: skip
         self._interpreters: dict[tuple[int, ...], Interpreter] = {}
         self._plans: dict[tuple[tuple[int, ...], int, bool], tuple[Action, ...]] = {}
+        self._orders: dict[tuple[Action, ...], tuple[int, ...]] = {}
 
     @property
     def collective_seq(self) -> int:
@@ -134,6 +142,7 @@ class Engine:
     def sync_params_from_master(self) -> None:
         """Make live weights follow master, after a load. Comm: under ZeRO-1 an all-gather (dp) per bucket."""
         self.optimizer.publish()
+        self.optimizer.wait_weights()
 
     def state_shards(self) -> Mapping[tuple[str, int], torch.Tensor]:
         """(state, bucket index) → live flat storage of master, exp_avg, exp_avg_sq that this rank holds."""
@@ -175,16 +184,20 @@ class Engine:
     def backward(self, batch: "StepBatch", *, num_valid: int) -> torch.Tensor:
         """Fill the gradient buckets with this rank's sums over its micro-batches, tie sites added.
 
-        Returns this rank's Σ loss / num_valid (fp64, 0 without the last stage). Comm: p2p over pp, tp collectives.
+        Their reduction over dp is under way then; `optimizer.reduce_gradients` waits for it. Returns this rank's
+        Σ loss / num_valid (fp64, 0 without the last stage). Comm: p2p over pp, tp collectives, as `start_reduction`.
         """
         self.optimizer.zero_grads()
         for sites in self._extra_grads.values():
             for grad in sites:
                 grad.zero_()
+        _, actions = self._plan(batch, is_training=True)
+        self.watch.begin(self._order(actions))
         loss = self._run(batch, num_valid=float(num_valid), is_training=True)
         self._check_gradient_storage()
         for tie in self.model.ties:
             self._sum_tie(tie)
+        self.watch.end()
         return loss
 
     def eval_loss(self, batch: "StepBatch") -> tuple[float, int]:
@@ -206,13 +219,19 @@ class Engine:
         if key not in self._interpreters:
             self._interpreters[key] = Interpreter(
                 self._trace(key), self._modules, placement=self.placement, pp=self.ctx.pp, device=self.ctx.device,
-                calls=self._calls,
+                calls=self._calls, watch=self.watch,
             )  # fmt: skip
         interpreter = self._interpreters[key]
         plan = (key, m, is_training)
         if plan not in self._plans:
             self._plans[plan] = self._schedule(interpreter.graph, m, is_training=is_training)[self.pp_rank]
         return interpreter, self._plans[plan]
+
+    def _order(self, actions: tuple[Action, ...]) -> tuple[int, ...]:
+        """The order in which the buckets are reduced, cached."""
+        if actions not in self._orders:
+            self._orders[actions] = reduction_order(self.watch.buckets, actions)
+        return self._orders[actions]
 
     def _schedule(self, graph: Graph, m: int, *, is_training: bool) -> Lists:
         if not is_training:
@@ -267,12 +286,14 @@ class Engine:
     def _zero(self) -> torch.Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.ctx.device)
 
-    def _place_parameters(self) -> list[tuple[str, nn.Parameter, int]]:
+    def _place_parameters(self) -> list[Placed]:
         """Give every parameter of this rank its place in the buckets; a second tie site gets a gradient of its own."""
         alias = {live: tie.name for tie in self.model.ties for _, live in tie.sites}
-        placed: list[tuple[str, nn.Parameter, int]] = []
+        stages = {block.name: block.stage for block in _blocks(self.model)}
+        placed: list[Placed] = []
         seen: set[str] = set()
         for block, module in self._modules.items():
+            matrices = linear_names(module)
             for inner, meta in list(module.named_parameters()):
                 live = f"{block}.{inner}"
                 name = alias.get(live, live)
@@ -283,13 +304,19 @@ class Engine:
                     self._extra_grads.setdefault(name, []).append(grad)
                 seen.add(name)
                 parameter = _set_parameter(module, inner, weight, grad)
-                placed.append((live, parameter, grad.data_ptr()))
+                bucket, _ = self.layout.find(name)
+                site = Site(stage=None if live in alias else stages[block], is_matrix=inner in matrices)
+                placed.append(
+                    Placed(live=live, parameter=parameter, address=grad.data_ptr(), block=block, bucket=bucket.index,
+                           site=site)
+                )  # fmt: skip
         return placed
 
     def _sum_tie(self, tie: TiedParameter) -> None:
         if tie.local_sites(self.pp_rank):
             _, grad = self.optimizer.view(tie.name)
             tie.sum_sites([grad, *self._extra_grads.get(tie.name, [])], pp=self.ctx.pp)
+            self.watch.tied(self.layout.find(tie.name)[0].index)
 
     def _check_gradient_storage(self) -> None:
         """Autograd must have added in place: a replaced .grad would be missing from the bucket, silently."""
@@ -298,16 +325,19 @@ class Engine:
             assert grad is not None and grad.data_ptr() == pointer, f"{live}: .grad left its bucket"
 
 
+def _blocks(model: nn.Module) -> list[PipelineBlock]:
+    return [module for module in model.modules() if isinstance(module, PipelineBlock)]
+
+
 def _build_stages(model: nn.Module, stages: Sequence[int]) -> dict[str, nn.Module]:
-    blocks = [m for m in model.modules() if isinstance(m, PipelineBlock) and m.stage in stages]
-    return {block.name: block.build() for block in blocks}
+    return {block.name: block.build() for block in _blocks(model) if block.stage in stages}
 
 
 def _block_calls(
     model: nn.Module, modules: Mapping[str, nn.Module], recompute_of: Callable[[int], str]
 ) -> dict[str, Call]:
     """What runs each block of this rank: its module, or the module recomputed in backward."""
-    layers = {block.name: block.layer for block in model.modules() if isinstance(block, PipelineBlock)}
+    layers = {block.name: block.layer for block in _blocks(model)}
     return {
         name: module if (layer := layers[name]) is None else recomputed(module, recompute_of(layer))
         for name, module in modules.items()

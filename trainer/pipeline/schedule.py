@@ -8,7 +8,7 @@ more stages, as the `Placement` says. Generators (`generators.py`) and files (`t
 sends and receives follow from the model's graph (`lower.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -88,6 +88,22 @@ class Placement:
 
 Lists = tuple[tuple[Action, ...], ...]
 """Per rank, its actions in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastGradients:
+    """Stage → index of the action with the last gradients of its matrices (B or W), of all else (B or I)."""
+
+    matrices: Mapping[int, int]
+    others: Mapping[int, int]
+
+
+def last_gradients(actions: Sequence[Action]) -> LastGradients:
+    """Where in one rank's list the gradients of each stage become complete."""
+    return LastGradients(
+        matrices={action.stage: index for index, action in enumerate(actions) if action.op in (Op.B, Op.W)},
+        others={action.stage: index for index, action in enumerate(actions) if action.op in GRADIENT},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

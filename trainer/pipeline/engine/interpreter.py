@@ -17,10 +17,10 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from trainer.comm import Group, receive, send, wait
-from trainer.layers.deferred import add_weight_gradient, take_noted
-from trainer.pipeline.engine.parts import Call, Handles, MicroBatch, linear_weights, stage_part
+from trainer.layers.deferred import take_noted
+from trainer.pipeline.engine.parts import Call, Handles, MicroBatch, Watch, empty, linear_weights, stage_part
 from trainer.pipeline.graph import FieldRef, Graph, ValueRef
-from trainer.pipeline.schedule import Action, Op, Placement
+from trainer.pipeline.schedule import Action, Op, Placement, last_gradients
 
 Fields = Sequence[Mapping[str, Any]]
 
@@ -31,9 +31,10 @@ class Interpreter:
 
     def __init__(
         self, graph: Graph, modules: Mapping[str, nn.Module], *, placement: Placement, pp: Group, device: torch.device,
-        calls: Mapping[str, Call] | None = None,
+        calls: Mapping[str, Call] | None = None, watch: Watch | None = None,
     ) -> None:  # fmt: skip
         self.graph, self.placement, self.pp, self.device = graph, placement, pp, device
+        self.watch = watch or Watch()
         by_name: Mapping[str, Call] = modules if calls is None else calls
         self.parts = {stage: stage_part(graph, by_name, stage, placement) for stage in placement.stages_of(pp.rank)}
         self.weights = linear_weights(modules.values())
@@ -48,6 +49,7 @@ class Interpreter:
         self._alive = {}
         take_noted()  # of a run that an error cut off
         last = {(action.stage, action.micro_batch): index for index, action in enumerate(actions)}
+        last_gradient = last_gradients(actions)
         sending: deque[tuple[Handles, list[torch.Tensor]]] = deque()
         with torch.set_grad_enabled(is_training):
             for index, action in enumerate(actions):
@@ -56,7 +58,7 @@ class Interpreter:
                     case Op.F:
                         self._forward(action, state, fields[action.micro_batch], losses, is_training=is_training)
                     case Op.B | Op.I:
-                        self._backward(action, state)
+                        self._backward(action, state, is_last=index == last_gradient.others[action.stage])
                     case Op.SEND_F | Op.SEND_B:
                         sending.append(self._send(action, state))
                         if len(sending) > self.pp.size:
@@ -64,7 +66,8 @@ class Interpreter:
                     case Op.RECV_F | Op.RECV_B:
                         self._receive(action, state, is_training=is_training)
                 if action.op in (Op.B, Op.W):
-                    self._add_weight_gradients(state)
+                    is_last = index == last_gradient.matrices[action.stage]
+                    state.add_weight_gradients(self.weights, self.watch.complete if is_last else None)
                 if index == last[action.stage, action.micro_batch]:
                     del self._alive[action.stage, action.micro_batch]
         for handles, _ in sending:
@@ -83,6 +86,7 @@ class Interpreter:
         state.wait()
         values = dict(state.received)
         for node, call in part.nodes:
+            self.watch.before_block(node.block)
             inputs = {key: fields[ref.name] if isinstance(ref, FieldRef) else values[ref] for key, ref in node.inputs}
             out = call(**inputs)
             for index, tensor in enumerate(out if isinstance(out, tuple) else (out,)):
@@ -97,12 +101,15 @@ class Interpreter:
             losses[action.micro_batch] = values[part.loss].detach()
             state.loss = get_gradient_edge(values[part.loss]) if is_training else None
 
-    def _backward(self, action: Action, state: MicroBatch) -> None:
+    def _backward(self, action: Action, state: MicroBatch, *, is_last: bool) -> None:
         """Add gradients to all parameters but linear weights, whose notes are left in `state.pending`."""
         part = self.parts[action.stage]
         state.wait()
         roots, gradients = state.backward_arguments()
+        self.watch.is_last_backward = is_last
         torch.autograd.backward(roots, gradients)
+        self.watch.is_last_backward = False
+        self.watch.after_backward()
         state.pending = take_noted()
         back = {ref: torch.zeros_like(x) if x.grad is None else x.grad for ref, x in state.received.items()}
         state.release()
@@ -112,12 +119,6 @@ class Interpreter:
         for source in part.local_sources:
             handed = {ref: back[ref] for ref in self.graph.floating(source, action.stage)}
             self._state(source, action.micro_batch).arriving[action.stage] = handed
-
-    def _add_weight_gradients(self, state: MicroBatch) -> None:
-        """In the order noted. A function of its own: a variable of `run` would keep the last one alive."""
-        for note in state.pending:
-            add_weight_gradient(self.weights[note.weight], note)
-        state.pending = []
 
     def _send(self, action: Action, state: MicroBatch) -> tuple[Handles, list[torch.Tensor]]:
         """Start a send; the tensors are returned so that they live as long as the message."""
@@ -134,19 +135,14 @@ class Interpreter:
         assert action.peer is not None
         if action.op is Op.RECV_F:
             refs = self.graph.edges[action.peer, action.stage]
-            buffers = {ref: self._empty(ref, needs_grad=is_training) for ref in refs}
+            buffers = {ref: empty(self.graph.meta(ref), self.device, needs_grad=is_training) for ref in refs}
             state.received.update(buffers)
         else:
             refs = self.graph.floating(action.stage, action.peer)
-            buffers = {ref: self._empty(ref, needs_grad=False) for ref in refs}
+            buffers = {ref: empty(self.graph.meta(ref), self.device, needs_grad=False) for ref in refs}
             state.arriving[action.peer] = buffers
         tensors = [buffer.detach() for buffer in buffers.values()]
         state.incoming += receive(tensors, self._global_rank(action.peer), self.pp)
 
     def _global_rank(self, stage: int) -> int:
         return self.pp.ranks[self.placement.ranks[stage]]
-
-    def _empty(self, ref: ValueRef, *, needs_grad: bool) -> torch.Tensor:
-        meta = self.graph.meta(ref)
-        buffer = torch.empty(meta.shape, dtype=getattr(torch, meta.dtype), device=self.device)
-        return buffer.requires_grad_(needs_grad and meta.is_floating)

@@ -1,5 +1,6 @@
 """What the interpreter knows of each stage beforehand, and what it keeps of each micro-batch on it."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,9 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from trainer.comm import wait
-from trainer.layers.deferred import WeightGradient
+from trainer.layers.deferred import WeightGradient, add_weight_gradient
 from trainer.layers.linear import ColumnParallelLinear, RowParallelLinear
-from trainer.pipeline.graph import Graph, Node, ValueRef
+from trainer.pipeline.graph import Graph, Meta, Node, ValueRef
 from trainer.pipeline.schedule import Placement
 
 Handles = list[Any]
@@ -51,11 +52,38 @@ def stage_part(graph: Graph, calls: Mapping[str, Call], stage: int, placement: P
     )
 
 
-def linear_weights(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
-    """Address → weight, for all layers whose weight gradient may be deferred."""
+def linear_names(module: nn.Module) -> tuple[str, ...]:
+    """Names in `module` of all weights whose gradient may be deferred."""
     kinds = (ColumnParallelLinear, RowParallelLinear)
-    layers = [layer for module in modules for layer in module.modules() if isinstance(layer, kinds)]
-    return {layer.weight.data_ptr(): layer.weight for layer in layers}
+    return tuple(f"{name}.weight".lstrip(".") for name, at in module.named_modules() if isinstance(at, kinds))
+
+
+def linear_weights(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
+    """Address → weight, for those of `linear_names`."""
+    weights = [module.get_parameter(name) for module in modules for name in linear_names(module)]
+    return {weight.data_ptr(): weight for weight in weights}
+
+
+class Watch:
+    """Who wants to know how far a step has come; this one does not."""
+
+    is_last_backward = False
+    """Set while the last backward of a stage runs in a step."""
+
+    def before_block(self, block: str) -> None:
+        """A block is about to run forward."""
+
+    def after_backward(self) -> None:
+        """A backward is over, weight gradients of matrices apart."""
+
+    def complete(self, parameter: nn.Parameter) -> None:
+        """A matrix has its last gradient of the step."""
+
+
+def empty(meta: Meta, device: torch.device, *, needs_grad: bool) -> torch.Tensor:
+    """A buffer to receive into, a leaf of autograd where a gradient will come back."""
+    buffer = torch.empty(meta.shape, dtype=getattr(torch, meta.dtype), device=device)
+    return buffer.requires_grad_(needs_grad and meta.is_floating)
 
 
 @dataclass(slots=True)
@@ -104,6 +132,18 @@ class MicroBatch:
                 roots.append(root)
                 gradients.append(sum(arrived[1:], start=arrived[0]))
         return roots, gradients
+
+    def add_weight_gradients(
+        self, weights: Mapping[int, nn.Parameter], complete: Callable[[nn.Parameter], None] | None
+    ) -> None:
+        """Add what was noted, in its order; `complete` is told of each weight for which nothing more is noted."""
+        left = Counter(note.weight for note in self.pending)
+        for note in self.pending:
+            add_weight_gradient(weights[note.weight], note)
+            left[note.weight] -= 1
+            if complete is not None and not left[note.weight]:
+                complete(weights[note.weight])
+        self.pending = []
 
     def release(self) -> None:
         """Let go of all that backward needed."""
