@@ -121,6 +121,17 @@ def odd_sequence(ranks: Ranks, size: int) -> None:
     scatter_from_tp(torch.zeros(1, 2 * size - 1, 3), world(ranks, size))
 
 
+def scattered_from(ranks: Ranks, size: int, batch: int) -> bool:
+    """Whether scatter leaves its input, and gather's backward its gradient, as they were."""
+    tp = world(ranks, size)
+    x, dy = (torch.randn(batch, 2 * size, 3, generator=torch.Generator().manual_seed(s)) for s in (3, 4))
+    before = x.clone(), dy.clone()
+    scatter_from_tp(x, tp)
+    part = torch.zeros(batch, 2, 3, requires_grad=True)
+    gather_to_tp(part, tp).backward(dy)
+    return torch.equal(x, before[0]) and torch.equal(dy, before[1])
+
+
 def ordered_sums(ranks: Ranks, size: int, sizes: tuple[int, ...]) -> np.ndarray:
     """Sum a fixed vector in messages of tensors of `sizes`; the whole."""
     group = world(ranks, size)

@@ -22,12 +22,15 @@ NAME = "step-000000002.a0001g01c0001"
 
 LARGE = Case(dp=2, pp=2, tp=2)
 ONE = Case()
+BIASED = Case(model_type="qwen3", attention_bias=True)  # vectors that tp cuts, and vectors that it does not
 PAIRS = [
     (LARGE, LARGE),
     (LARGE, ONE),
     (ONE, replace(LARGE, zero_stage=0)),
     (replace(LARGE, zero_stage=0), Case(dp=2, tp=2)),
     (Case(pp=2, tp=2, tied=False), Case(dp=2, pp=2, tied=False, bucket_numel=100)),
+    (replace(BIASED, dp=2, tp=2, bucket_numel=100, sequence_parallel=True), replace(BIASED, pp=2)),
+    (replace(BIASED, pp=2), replace(BIASED, tp=2, zero_stage=0)),
 ]
 
 

@@ -11,6 +11,7 @@ from dist.collective_cases import (
     ordered_sums,
     plain_vocabulary,
     scattered,
+    scattered_from,
     sequence_pair,
     sequence_tensors,
     sharded_vocabulary,
@@ -55,6 +56,12 @@ def test_gather_and_scatter_have_exact_gradients(pool: Pool, tp: int, name: str)
     whole = np.eye(2 * 2 * tp * 3)
     expected = np.tile(whole[parts.ravel()], tp) if name == "gather" else np.tile(whole[:, parts.ravel()], (tp, 1))
     assert np.array_equal(forward, expected) and np.array_equal(backward, expected.T)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_sum_over_cut_sequences_leaves_what_it_sums(pool: Pool, batch: int) -> None:
+    """The reduction's input is scratch; with a batch of 1 no transposition makes a copy by itself."""
+    assert all(pool.run(Topology(tp=2), scattered_from, 2, batch))
 
 
 def test_a_sequence_that_tp_does_not_divide_is_not_scattered(pool: Pool) -> None:
