@@ -14,7 +14,7 @@ V, T = 67, 16
 def tiny_config(
     *, dp: int = 1, pp: int = 1, tp: int = 1, tied: bool = True, layers: int = 2, heads: int = 4, kv_heads: int = 2,
     dtype: str = "float32", zero_stage: int = 1, use_mup: bool = False, vocab: int = V, clip: float | None = 1.0,
-    recompute: str = "none", recompute_interval: int = 1,
+    recompute: str = "none", recompute_interval: int = 1, document_masks: bool = False,
     pp_engine: str = "1f1b", virtual_stages: int | None = None, layers_per_stage: list[int] | None = None,
     tp_mode: str = "ALL_REDUCE", model_type: str = "llama", attention_bias: bool = False, mlp_bias: bool = False,
     groups: tuple[c.ParameterGroup, ...] = (),
@@ -48,7 +48,13 @@ def tiny_config(
             clip_grad=clip,
             groups=list(groups),
         ),
-        tokens=c.Tokens(sequence_length=T, train_steps=9, micro_batch_size=2, batch_accumulation_per_replica=2),
+        tokens=c.Tokens(
+            sequence_length=T,
+            train_steps=9,
+            micro_batch_size=2,
+            batch_accumulation_per_replica=2,
+            document_masks=document_masks,
+        ),
         data=c.Data(dataset=c.Dataset(dataset_folder=["unused"])),
     )
 

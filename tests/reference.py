@@ -54,6 +54,31 @@ def build(config: PretrainedConfig, tensors: Mapping[str, torch.Tensor], dtype: 
     return model
 
 
+LAST_END = 7
+
+
+def document_positions(ids: torch.Tensor) -> torch.Tensor:
+    """Places in the documents of ids [..., T], where each token up to LAST_END is the last of its document."""
+    places = torch.arange(ids.shape[-1]).expand(ids.shape)
+    starts = torch.zeros_like(ids)
+    starts[..., 1:] = torch.where(ids[..., :-1] <= LAST_END, places[..., 1:], 0)
+    return places - starts.cummax(dim=-1).values
+
+
+def mask_documents(model: PreTrainedModel) -> None:
+    """Let the model see documents as `document_positions` cuts them: positions and a mask of its own per sample."""
+
+    def cut(module: nn.Module, args: object, kwargs: dict[str, torch.Tensor]) -> tuple[object, dict[str, torch.Tensor]]:
+        ids = kwargs["input_ids"]
+        document = torch.zeros_like(ids)
+        document[:, 1:] = (ids[:, :-1] <= LAST_END).cumsum(dim=-1)
+        seen = (document[:, :, None] == document[:, None, :]).tril()
+        mask = torch.zeros(seen.shape, dtype=model.dtype).masked_fill(~seen, float("-inf")).unsqueeze(1)
+        return args, {**kwargs, "position_ids": document_positions(ids), "attention_mask": mask}
+
+    model.register_forward_pre_hook(cut, with_kwargs=True)
+
+
 def apply_mup(model: PreTrainedModel, *, base_width: int = 256) -> None:
     """Spectral muP's two factors of the forward pass: scores times 1/d; before a tied head, hidden times base / D."""
     for layer in model.model.layers:

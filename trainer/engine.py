@@ -68,6 +68,7 @@ class StepResult:
     skipped: str | None
     control_word: int
     next_num_valid: int
+    num_pairs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,7 @@ class _Totals:
     loss: float
     control_word: int
     next_num_valid: int
+    num_pairs: int
 
 
 class Engine:
@@ -163,13 +165,15 @@ class Engine:
         if num_valid is None:
             num_valid = self._count_valid(batch)
         if num_valid == 0:
-            totals = self._reduce_totals(self._zero(), self._zero(), control_word, next_valid)
+            totals = self._reduce_totals(self._zero(), self._zero(), control_word, next_valid, batch.num_pairs)
             return StepResult(
                 loss=math.nan, grad_norm=0.0, num_valid=0, finite=True, control_word=totals.control_word,
-                next_num_valid=totals.next_num_valid, skipped="no valid label in the global batch",
+                next_num_valid=totals.next_num_valid, num_pairs=totals.num_pairs,
+                skipped="no valid label in the global batch",
             )  # fmt: skip
         loss = self.backward(batch, num_valid=num_valid)
-        totals = self._reduce_totals(self.optimizer.reduce_gradients(), loss, control_word, next_valid)
+        squares = self.optimizer.reduce_gradients()
+        totals = self._reduce_totals(squares, loss, control_word, next_valid, batch.num_pairs)
         grad_norm = math.sqrt(totals.square) if totals.square >= 0 else math.nan
         finite = math.isfinite(grad_norm) and math.isfinite(totals.loss)
         if finite:
@@ -177,7 +181,7 @@ class Engine:
             self.optimizer.update(lr=lr, weight_decay=weight_decay, adam_t=adam_t, scale=scale)
         return StepResult(
             loss=totals.loss, grad_norm=grad_norm, num_valid=num_valid, finite=finite, control_word=totals.control_word,
-            next_num_valid=totals.next_num_valid,
+            next_num_valid=totals.next_num_valid, num_pairs=totals.num_pairs,
             skipped=None if finite else f"loss {totals.loss} or gradient norm {grad_norm} is not finite",
         )  # fmt: skip
 
@@ -262,18 +266,23 @@ class Engine:
         count = torch.tensor(batch.num_valid, device=self.ctx.device)
         return int(all_reduce(count, self.ctx.dp).item())
 
-    def _reduce_totals(self, square: torch.Tensor, loss: torch.Tensor, control_word: int, next_valid: int) -> _Totals:
-        """Sum norm², loss and the next step's labels over the world.
+    def _reduce_totals(
+        self, square: torch.Tensor, loss: torch.Tensor, control_word: int, next_valid: int, num_pairs: int
+    ) -> _Totals:
+        """Sum norm², loss, the next step's labels and this one's pairs of attention over the world.
 
-        Votes are counts per word, so that their MAX survives a SUM. fp64 counts labels exactly up to 2^53.
+        Votes are counts per word, so that their MAX survives a SUM. fp64 counts labels and pairs exactly up to 2^53.
         """
         votes = [float(control_word == word) for word in (Word.SAVE, Word.DRAIN)]
-        labels = float(next_valid) if self._is_loss_rank else 0.0
-        local = torch.tensor([*votes, labels], dtype=torch.float64, device=self.ctx.device)
+        counts = [float(next_valid), float(num_pairs)] if self._is_loss_rank else [0.0, 0.0]
+        local = torch.tensor([*votes, *counts], dtype=torch.float64, device=self.ctx.device)
         sums = torch.cat((torch.stack((square, self._only_once(loss))), local))
-        square_sum, loss_sum, saves, drains, next_num_valid = all_reduce(sums, self.ctx.world).tolist()
+        square_sum, loss_sum, saves, drains, next_num_valid, pairs = all_reduce(sums, self.ctx.world).tolist()
         word = Word.DRAIN if drains else Word.SAVE if saves else Word.NONE
-        return _Totals(square=square_sum, loss=loss_sum, control_word=word, next_num_valid=int(next_num_valid))
+        return _Totals(
+            square=square_sum, loss=loss_sum, control_word=word, next_num_valid=int(next_num_valid),
+            num_pairs=int(pairs),
+        )  # fmt: skip
 
     @property
     def _is_loss_rank(self) -> bool:

@@ -27,12 +27,19 @@ GB = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFlops:
-    """FLOPs of one optimizer step over the global batch, by the conventions of the module docstring."""
+    """FLOPs of one optimizer step over the global batch, by the conventions of the module docstring.
+
+    `pairs` are those of whole samples. Document masks leave fewer, which only the batch knows: each that is missing
+    takes `exact_per_pair` off `exact` and `hardware_per_pair` off `hardware`. The other conventions know no documents.
+    """
 
     exact: float
     full_attn: float
     megatron: float
     hardware: float
+    pairs: int
+    exact_per_pair: float
+    hardware_per_pair: float
 
 
 def step_flops(config: "Config", *, num_samples: int | None = None) -> StepFlops:
@@ -48,15 +55,20 @@ def step_flops(config: "Config", *, num_samples: int | None = None) -> StepFlops
     head, padded_head = (
         2 * tokens * model.hidden_size * v for v in (model.vocab_size, -(-model.vocab_size // tp) * tp)
     )
-    per_pair = 4 * model.num_attention_heads * model.head_dim * model.num_hidden_layers * samples  # QKᵀ and AV
-    attention = per_pair * length * (length + 1) // 2
+    per_pair = 4 * model.num_attention_heads * model.head_dim * model.num_hidden_layers  # QKᵀ and AV
+    pairs = samples * (length * (length + 1) // 2)
+    attention = per_pair * pairs
     modes = [config.model.recompute_of(layer) for layer in range(model.num_hidden_layers)]
-    again = (matmul * modes.count("full") + attention * (len(modes) - modes.count("none"))) / len(modes)
+    share = (len(modes) - modes.count("none")) / len(modes)
+    again = matmul * modes.count("full") / len(modes) + attention * share
     return StepFlops(
         exact=3.0 * (matmul + head + attention),
         hardware=3.0 * (matmul + head + attention) + again,
-        full_attn=3.0 * (matmul + head + per_pair * length * length),
-        megatron=3.0 * (matmul + padded_head + per_pair * length * length // 2),
+        full_attn=3.0 * (matmul + head + per_pair * samples * length * length),
+        megatron=3.0 * (matmul + padded_head + per_pair * samples * length * length // 2),
+        pairs=pairs,
+        exact_per_pair=3.0 * per_pair,
+        hardware_per_pair=(3.0 + share) * per_pair,
     )
 
 

@@ -46,6 +46,8 @@ class StepResultLike(Protocol):
     def control_word(self) -> int: ...
     @property
     def next_num_valid(self) -> int: ...
+    @property
+    def num_pairs(self) -> int: ...
 
 
 class EngineLike(Evaluates, Protocol):
@@ -195,7 +197,7 @@ class TrainLoop:
         trained = result.skipped is None
         return Taken(
             state=advance(state, cost, updated=trained),
-            cost=cost,
+            cost=cost.of_pairs(result.num_pairs),
             loss=result.loss if trained else None,
             grad_norm=result.grad_norm if trained else None,
             num_valid=result.num_valid,

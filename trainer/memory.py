@@ -105,6 +105,8 @@ def _activations(config: "Config", rank: int, schedule: Schedule | None, micro_b
     with sequence parallelism the first. Kernels as on a GPU: fused norm and attention. From I to W a layer keeps the
     inputs of its linear layers and the gradients of their outputs: 4 D, 2 (H+K)·d, 3 F.
 
+    With document masks each stage with layers keeps a mask of T numbers a token.
+
     A layer that is recomputed keeps its input, under `selective` also its linear layers' products: 2 D (whole on every
     rank, before they are summed over tp), (H+2K)·d and 2 F. While it is recomputed it is there whole, one at a time.
     """
@@ -121,7 +123,8 @@ def _activations(config: "Config", rank: int, schedule: Schedule | None, micro_b
     layers = stage_layers(config, where.num_stages)
     of_layer = [kept[config.model.recompute_of(number)] for number in range(sum(layers))]
     of_stage = [of_layer[sum(layers[:s]) : sum(layers[: s + 1])] for s in range(where.num_stages)]
-    alive = [sum(stage) + between for stage in of_stage]
+    mask = config.tokens.sequence_length if config.tokens.document_masks else 0
+    alive = [sum(stage) + between + (mask if stage else 0) for stage in of_stage]
     peak = _held(config, rank, schedule, alive, [count * pending for count in layers])
     again = max((layer - numel for stage in where.stages_of(rank) for numel in of_stage[stage]), default=0)
     temporary = 2 * model.hidden_size + 3 * ffn

@@ -284,6 +284,9 @@ def loop_plan(config: Config, *, epoch: Epoch, device: str | None) -> LoopPlan:
             flops_full_attn=flops.full_attn,
             flops_megatron=flops.megatron,
             flops_hardware=flops.hardware,
+            pairs=flops.pairs,
+            flops_per_pair=flops.exact_per_pair,
+            hardware_per_pair=flops.hardware_per_pair,
             peak_flops_per_s=None if peak is None else peak * config.world_size,
         )
 

@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """What one step computes. FLOPs of the whole step over all ranks; peak in FLOP/s of all devices, None = unknown."""
+    """What one step computes. FLOPs of the whole step over all ranks; peak in FLOP/s of all devices, None = unknown.
+
+    `pairs` of attention are in `flops` and `flops_hardware`, at so many FLOPs each.
+    """
 
     tokens: int
     samples: int
@@ -20,6 +23,15 @@ class StepCost:
     flops_megatron: float
     flops_hardware: float
     peak_flops_per_s: float | None
+    pairs: int = 0
+    flops_per_pair: float = 0.0
+    hardware_per_pair: float = 0.0
+
+    def of_pairs(self, pairs: int) -> "StepCost":
+        """The cost where the samples' documents left `pairs` of attention's (query, key) pairs."""
+        less = self.pairs - pairs
+        flops, hardware = self.flops - less * self.flops_per_pair, self.flops_hardware - less * self.hardware_per_pair
+        return replace(self, pairs=pairs, flops=flops, flops_hardware=hardware)
 
     def if_trained(self, trained: bool) -> "StepCost":
         """The cost itself, or that of a step passed over: its samples are drawn, nothing is computed."""

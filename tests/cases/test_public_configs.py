@@ -30,13 +30,11 @@ CHANGES_TRAINING: dict[str, set[str]] = {
         "checkpoints.resume_checkpoint_path",
     },
     "qwen_with_moe.yaml": {
-        "model.model_config._use_doc_masking",
         "model.model_config.moe_config",
         "model.model_config.sliding_window_size",
     },
     "stage3_9T_11T.yaml": {
         "checkpoints.resume_checkpoint_path",
-        "model.model_config._use_doc_masking",
         "model.model_config.no_rope_layer",
         "optimizer.weight_decay_exclude_named_params",
     },

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from dist.pool import Ranks
+from reference import document_positions
 
 from trainer.config.model import (
     Config,
@@ -60,6 +61,7 @@ class Case:
     groups: tuple[tuple[str, float, float], ...] = ()
     recompute: str = "none"
     recompute_interval: int = 1
+    document_masks: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -78,6 +80,7 @@ class Case:
         extra += "-zloss" * bool(self.z_loss) + "-smooth" * bool(self.label_smoothing)
         extra += f"-{self.model_type}" * (self.model_type != "llama")
         extra += "-sp" * self.sequence_parallel + "-groups" * bool(self.groups)
+        extra += "-documents" * self.document_masks
         if self.recompute != "none":
             extra += f"-recompute-{self.recompute}{self.recompute_interval}"
         return f"dp{self.dp}-pp{self.pp}-tp{self.tp}-{tie}-zero{self.zero_stage}-{self.schedule}{extra}"
@@ -107,7 +110,7 @@ def make_config(case: Case) -> Config:
         ),
         tokens=Tokens(
             sequence_length=T, train_steps=STEPS, micro_batch_size=GLOBAL_BATCH // (case.micro_batches * case.dp),
-            batch_accumulation_per_replica=case.micro_batches,
+            batch_accumulation_per_replica=case.micro_batches, document_masks=case.document_masks,
         ),
         data=Data(dataset=Dataset(dataset_folder=["unused"])),
     )  # fmt: skip
@@ -128,7 +131,7 @@ def local_batch(case: Case, step: int, dp_rank: int) -> StepBatch:
     share = GLOBAL_BATCH // case.dp
     rows = slice(dp_rank * share, (dp_rank + 1) * share)
     ids, labels = (x[rows].unflatten(0, (case.micro_batches, -1)) for x in global_batch(step))
-    positions = torch.arange(T).expand(ids.shape)
+    positions = document_positions(ids) if case.document_masks else torch.arange(T).expand(ids.shape)
     return StepBatch(
         input_ids_MBT=ids, labels_MBT=labels, position_ids_MBT=positions, sample_ids=tuple(range(rows.start, rows.stop))
     )

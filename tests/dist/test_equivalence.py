@@ -65,6 +65,13 @@ SEQUENCE = [
     Case(pp=2, tp=4, kv_heads=4, layers=5, schedule="interleaved", use_mup=True, sequence_parallel=True),
 ]
 
+DOCUMENTS = [
+    Case(tied=False, document_masks=True),
+    Case(dp=2, pp=2, tp=2, tied=True, document_masks=True, recompute="full", sequence_parallel=True),
+    Case(pp=4, tied=True, layers=4, schedule="zb-h1", document_masks=True, recompute="selective"),
+    Case(pp=2, tied=True, layers=3, schedule="interleaved", layers_per_stage=(0, 1, 2, 0), document_masks=True),
+]
+
 
 def specs_of(case: Case, topology: Topology | None = None) -> tuple[ParamSpec, ...]:
     return param_specs(make_config(case), topology or Topology())
@@ -72,7 +79,8 @@ def specs_of(case: Case, topology: Topology | None = None) -> tuple[ParamSpec, .
 
 def without_layout(case: Case) -> Case:
     """The case's model and training on one process: what the reference run depends on."""
-    names = "tied layers heads kv_heads use_mup groups model_type attention_bias mlp_bias z_loss label_smoothing"
+    names = "tied layers heads kv_heads use_mup groups model_type attention_bias mlp_bias z_loss label_smoothing "
+    names += "document_masks"
     return Case(**{name: getattr(case, name) for name in names.split()})
 
 
@@ -95,6 +103,8 @@ def expected(case: Case) -> tuple[reference.Outcome, float]:
     model = reference.build(config, tensors, torch.float64)
     if case.use_mup:
         reference.apply_mup(model)
+    if case.document_masks:
+        reference.mask_documents(model)
     lr_mult = {name: mup_factor(name, t.shape) for name, t in tensors.items()} if case.use_mup else {}
     wd_mult = {}
     for match, wd, lr in reversed(case.groups):
@@ -187,6 +197,12 @@ def check(pool: Pool, case: Case) -> None:
 
 @pytest.mark.parametrize("case", matrix(), ids=str)
 def test_layout_equals_one_process(pool: Pool, case: Case) -> None:
+    check(pool, case)
+
+
+@pytest.mark.parametrize("case", DOCUMENTS, ids=str)
+def test_document_masks_equal_one_process(pool: Pool, case: Case) -> None:
+    """C3: each stage makes the mask from its own batch, whatever it recomputes."""
     check(pool, case)
 
 

@@ -168,6 +168,16 @@ def test_nanotrons_recompute_layer_is_full_recomputation(said: str, mode: str) -
     assert any("parallelism.recompute_layer" in shown for shown in errors("parallelism.recompute_layer=often"))
 
 
+@pytest.mark.parametrize(("said", "masks"), [("true", True), ("false", False), ("null", False)])
+def test_nanotrons_use_doc_masking_is_document_masks(said: str, masks: bool) -> None:
+    old = f"{M}_use_doc_masking={said}"
+    config = load(TINY, overrides=(old,)).config
+    assert config is not None and config.tokens.document_masks is masks
+    ours = load(TINY, overrides=(old, "tokens.document_masks=true")).config
+    assert ours is not None and ours.tokens.document_masks
+    assert any("tokens.document_masks" in shown for shown in errors(f"{M}_use_doc_masking=often"))
+
+
 @pytest.mark.parametrize("never", ["-1", "0", "null"])
 def test_nanotrons_ways_to_say_no_validation_on_the_way(never: str) -> None:
     overrides = ("data.validation.dataset_folder=held-out", f"tokens.val_check_interval={never}")

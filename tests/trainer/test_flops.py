@@ -110,6 +110,16 @@ def test_what_is_recomputed_counts_for_the_hardware_alone() -> None:
     assert 2 * (half.hardware - plain.exact) == (layers - head) / 3 and plain.hardware == plain.exact
 
 
+def test_documents_take_away_the_pairs_between_them() -> None:
+    """Samples of 32 tokens cut into two documents are, for attention, twice as many samples of 16."""
+    for mode in ("none", "selective"):
+        long = step_flops(config("tiny", f"model.recompute={mode}"))
+        short = step_flops(config("tiny", f"model.recompute={mode}", "tokens.sequence_length=16"), num_samples=8)
+        left = short.pairs - long.pairs
+        assert long.exact + left * long.exact_per_pair == short.exact
+        assert long.hardware + left * long.hardware_per_pair == short.hardware
+
+
 def test_conventions_are_ordered_and_far_apart_on_long_sequences() -> None:
     flops = step_flops(config("tiny", "tokens.sequence_length=64"))
     assert flops.megatron < flops.exact < flops.full_attn

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from token_folders import write_folder
 
 from trainer.data.batch import IGNORE_LABEL
+from trainer.data.format import TokenSource
 from trainer.data.loader import HeldOut, Loader, spread
 from trainer.errors import ConfigError, DataError
 from trainer.mesh.topology import Topology
@@ -26,11 +29,11 @@ def stage(folders, weights=None, *, start=1, validation=None):
     return SimpleNamespace(name="s", start_training_step=start, data=data)
 
 
-def make_config(*stages, micro_batch_size=2, accumulation=2, dp=1, ramp=(), vocab_size=1000, seed=1):
+def make_config(*stages, micro_batch_size=2, accumulation=2, dp=1, ramp=(), vocab_size=1000, seed=1, masks=False):
     """The part of a Config that the loader reads. `ramp`: (from_samples, samples) pairs."""
     sizes = ramp or ((0, micro_batch_size * accumulation * dp),)
     return SimpleNamespace(
-        tokens=SimpleNamespace(sequence_length=LENGTH, micro_batch_size=micro_batch_size),
+        tokens=SimpleNamespace(sequence_length=LENGTH, micro_batch_size=micro_batch_size, document_masks=masks),
         num_micro_batches=accumulation,
         batch_sizes=tuple(BatchSize(from_samples=start, samples=samples) for start, samples in sizes),
         model=SimpleNamespace(model_config_=SimpleNamespace(vocab_size=vocab_size)),
@@ -210,3 +213,58 @@ def test_spread_takes_all_where_there_are_too_few():
 
 def test_paths_are_taken_as_given(folders):
     assert Loader(make_config(stage(folders)), Topology(), 0).sources[0].folder == Path(folders[0])
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    """Tokens that are their own places, over two shards: documents end at 3, 9, 10 | 13, 27."""
+    return write_folder(
+        tmp_path / "d", [list(range(10)), list(range(10, 27))], vocab_size=1000, ends=[[3, 9, 10], [3, 17]]
+    )
+
+
+def test_the_loader_starts_positions_and_drops_labels_at_documents(documents: Path) -> None:
+    config = make_config(stage([documents]), masks=True, micro_batch_size=1, accumulation=1)
+    plain = make_config(stage([documents]), micro_batch_size=1, accumulation=1)
+    begins = {3, 9, 10, 13}
+    seen = set()
+    for step in range(6):
+        batch, whole = (Loader(c, Topology(), 0).batch(step, step) for c in (config, plain))
+        ids = batch.input_ids_MBT.flatten().tolist()
+        start = max([ids[0], *(b for b in begins if b in ids)])
+        assert torch.equal(batch.input_ids_MBT, whole.input_ids_MBT)
+        expected = [at - max(b for b in (ids[0], *begins) if b <= at and b >= ids[0]) for at in ids]
+        assert batch.position_ids_MBT.flatten().tolist() == expected and start <= ids[-1]
+        labels = [IGNORE_LABEL if at + 1 in begins else at + 1 for at in ids]
+        assert batch.labels_MBT.flatten().tolist() == labels
+        seen.update(ids)
+    assert seen == set(range(24)), "every window was looked at"
+
+
+@given(st.integers(0, 26), st.integers(1, 27), st.sets(st.integers(1, 26), max_size=6))
+def test_document_starts_are_found_over_shards(start: int, count: int, ends: set[int]) -> None:
+    source = TokenSource.__new__(TokenSource)
+    every = sorted({*ends, 10, 27})
+    source._starts = np.asarray([0, 10, 10, 27])
+    source._ends = [
+        np.asarray([e for e in every if e <= 10]),
+        np.asarray([]),
+        np.asarray([e - 10 for e in every if e > 10]),
+    ]
+    count = min(count, 27 - start)
+    expected = [e - start for e in every if start < e < start + count]
+    assert source.document_starts(start, count).tolist() == expected
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "of another shard"])
+def test_a_document_index_that_does_not_fit_is_an_error_only_where_it_is_needed(documents: Path, damage: str) -> None:
+    file = documents / "shard-00001.docs.npy"
+    content = file.read_bytes()
+    file.unlink()
+    if damage == "cut":
+        file.write_bytes(content[:-4])
+    elif damage == "of another shard":
+        np.save(file, np.asarray([3, 10], dtype="<u8"))
+    Loader(make_config(stage([documents])), Topology(), 0)
+    with pytest.raises(DataError, match=r"shard-00001\.docs\.npy"):
+        Loader(make_config(stage([documents]), masks=True), Topology(), 0)

@@ -27,7 +27,7 @@ EPOCH = Epoch(attempt=1, generation=1, cycle=1)
 SAMPLES, TOKENS, DP = 4, 32, 3
 COST = StepCost(
     tokens=TOKENS, samples=SAMPLES, flops=10.0, flops_full_attn=12.0, flops_megatron=11.0, flops_hardware=13.0,
-    peak_flops_per_s=None,
+    peak_flops_per_s=None, pairs=9, flops_per_pair=0.5, hardware_per_pair=1.0,
 )  # fmt: skip
 
 
@@ -40,6 +40,7 @@ class FakeResult:
     skipped: str | None = None
     control_word: int = 0
     next_num_valid: int = 0
+    num_pairs: int = 9
 
 
 @dataclass
@@ -326,6 +327,17 @@ def test_the_line_of_a_saved_step_is_durable_before_the_checkpoint_is(
     monkeypatch.setattr(world, "save", save)
     world.run()
     assert len(synced) == 2, "only where a checkpoint is made: a sync costs more than a small step"
+
+
+def test_flops_are_those_of_the_pairs_that_the_documents_left(tmp_path: Path) -> None:
+    engine = FakeEngine(after=lambda result: replace(result, num_pairs=5))
+    world = Harness(tmp_path, train_steps=2, engine=engine)
+    world.run()
+    assert [line["model_flops"] for line in world.lines()] == [8.0, 8.0]
+    assert world.beats.stats.model_flops_total == 16.0
+    cut = COST.of_pairs(5)
+    assert (cut.flops, cut.flops_hardware, cut.flops_full_attn, cut.flops_megatron) == (8.0, 9.0, 12.0, 11.0)
+    assert COST.of_pairs(9) == COST
 
 
 def test_stats_count_what_was_done(tmp_path: Path) -> None:

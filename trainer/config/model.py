@@ -230,6 +230,8 @@ class RampedBatch(Section):
 class Tokens(Section):
     """How much is trained per step, and how long; every how many steps the held-out sets are measured besides.
 
+    `document_masks`: attention stays inside a document, positions count from its start, and its last token has no
+    label; without it a sample is read as one text.
     `batch_size_ramp`: smaller global batches at the start of the run; fewer micro-batches make them. Its last entry is
     the full batch, micro_batch_size · batch_accumulation_per_replica · dp.
     """
@@ -239,6 +241,7 @@ class Tokens(Section):
     micro_batch_size: Batch
     batch_accumulation_per_replica: Batch
     val_check_interval: Positive | None = None
+    document_masks: bool = False
     batch_size_ramp: Annotated[list[RampedBatch], Field(min_length=1)] | None = None
 
 

@@ -72,7 +72,6 @@ OLD_KEYS = (
     _dropped(_M + "log_attn_probs", "attention statistics are not logged; ignored", "false"),
     _dropped(_M + "z_loss_coefficient", "z-loss is off", "1e-4", "0.0001", "1.0e-05", "1e-5", "0.00001"),
     _refused(_M + "z_loss_enabled", "true or false switches z-loss on or off", "false"),
-    _refused(_M + "_use_doc_masking", "attention over document borders is not masked here", "false"),
     _refused(_M + "flex_attention_mask", "attention masks other than causal are not offered"),
     _refused(_M + "sliding_window_size", "sliding-window attention is not offered"),
     _refused(_M + "no_rope_layer", "every layer has rotary positions here"),
@@ -151,6 +150,7 @@ def translate(root: Mapping) -> tuple[Mapping, list[Problem]]:
     tree = _recompute(tree)
     tree = edit(tree, "model.model_config", lambda node, path: _qwen2(node))
     tree = _z_loss(tree)
+    tree = _document_masks(tree)
     tree = edit(tree, "optimizer", lambda node, path: _gather_adam(node, problems))
     tree = edit(tree, "general.run", lambda node, path: _without_placeholders(node, problems))
     for data in ("data", _S + "data"):
@@ -254,6 +254,20 @@ def _qwen2(node: Node) -> Node:
     flag = node.entries["is_qwen2_config"]
     name = Scalar(text="qwen2", quoted=True, file=flag.file, line=flag.line)
     return replace(node, entries={**kept, "model_type": name})
+
+
+def _document_masks(root: Node) -> Node:
+    """model_config._use_doc_masking is tokens.document_masks, where that says nothing else."""
+    model, tokens = child_of(root, "model"), child_of(root, "tokens")
+    shape = child_of(model, "model_config") if model is not None else None
+    flag = child_of(shape, "_use_doc_masking") if shape is not None else None
+    if flag is None:
+        return root
+    root = edit(root, _M + "_use_doc_masking", lambda node, path: None)
+    if (isinstance(flag, Scalar) and flag.is_null) or not isinstance(tokens, Mapping):
+        return root
+    entries = {"document_masks": flag, **tokens.entries}
+    return edit(root, "tokens", lambda node, path: replace(tokens, entries=entries))
 
 
 def _z_loss(root: Node) -> Node:

@@ -19,6 +19,7 @@ class StepBatch:
     """One dp rank's share of a global batch; int64 on the CPU, equal on all its pp and tp ranks.
 
     input_ids_MBT, labels_MBT, position_ids_MBT: [M, B, T]; labels_MBT[…, t] is the token after input_ids_MBT[…, t].
+    With document masks position_ids_MBT counts from 0 in each document; the first of a sample may have begun before it.
     sample_ids: global sample numbers in (M, B) order, for the record and for tests.
     """
 
@@ -35,6 +36,11 @@ class StepBatch:
     @property
     def num_micro_batches(self) -> int:
         return self.input_ids_MBT.shape[0]
+
+    @property
+    def num_pairs(self) -> int:
+        """(query, key) pairs that causal attention inside documents needs, over this dp rank's samples."""
+        return int(self.position_ids_MBT.sum()) + self.position_ids_MBT.numel()
 
     @property
     def num_valid(self) -> int:

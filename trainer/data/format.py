@@ -142,6 +142,7 @@ class TokenSource:
         self._dtype = np.dtype(self.metadata.dtype).newbyteorder("<")
         self._starts = np.cumsum([0, *(shard.tokens for shard in self.metadata.shards)])
         self._maps: dict[int, Tokens] = {}
+        self._ends: list[NDArray[np.uint64]] = []
         for shard in self.metadata.shards:
             self._check_size(shard)
 
@@ -163,6 +164,39 @@ class TokenSource:
             pieces.append(piece.astype(np.int64))
             start, count, shard = start + len(piece), count - len(piece), shard + 1
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+    def document_starts(self, start: int, count: int) -> NDArray[np.int64]:
+        """Places i, 0 < i < count, where token start + i is the first of a document. Raises DataError.
+
+        The document indices of the shards must have been opened before, by `open_documents`.
+        """
+        found = []
+        first = max(0, int(np.searchsorted(self._starts, start, side="right")) - 1)
+        last = int(np.searchsorted(self._starts, start + count, side="left"))
+        for shard in range(first, last):
+            offset, ends = int(self._starts[shard]), self._ends[shard]
+            low, high = np.searchsorted(ends, np.asarray([start - offset + 1, start - offset + count]).clip(0))
+            found.append(ends[low:high].astype(np.int64) + (offset - start))
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def open_documents(self) -> None:
+        """Map the document indices of all shards. Raises DataError where one is missing or of another shard."""
+        for shard in self.metadata.shards:
+            path = self.folder / docs_file(shard.file)
+            try:
+                # Without allow_pickle=False a crafted .npy would run code while it is being loaded.
+                ends = np.load(path, mmap_mode="r" if shard.documents else None, allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise DataError(
+                    f"The document index {path} cannot be read ({error}), and tokens.document_masks needs it. Restore "
+                    "it, or prepare the folder again."
+                ) from error
+            if ends.ndim != 1 or len(ends) != shard.documents or (len(ends) and int(ends[-1]) != shard.tokens):
+                raise DataError(
+                    f"The document index {path} does not end at the shard's {shard.tokens:,} tokens after "
+                    f"{shard.documents:,} documents: it belongs to another shard. Prepare the folder again."
+                )
+            self._ends.append(ends)
 
     def locate(self, token: int) -> tuple[Path, int]:
         """(file, offset in tokens inside it) of the token-th token: what an error message needs."""

@@ -1,10 +1,11 @@
 """Loader: from (config, consumed samples) to the StepBatch of this rank, remembering nothing.
 
-Sample s of a source is tokens [s·T, s·T + T + 1) of it, documents simply joined, so that every token after the first
-is a label exactly once per epoch. The global batch of a step is samples [consumed, consumed + G) of the mixture. Its
-j-th sample goes to micro-batch j // (dp·B), dp rank (j // B) mod dp, row j mod B: which samples make a step depends on
-`consumed_samples` and G alone, never on the mesh, and a micro-batch taken over all dp ranks is one contiguous run of
-samples. So a run may resume with another dp, or with other micro-batches, and see exactly the samples it would have.
+Sample s of a source is tokens [s·T, s·T + T + 1) of it, documents simply joined, so that every token after the first is
+a label exactly once per epoch (with document masks the first of each document never is). The global batch of a step is
+samples [consumed, consumed + G) of the mixture. Its j-th sample goes to micro-batch j // (dp·B), dp rank (j // B) mod
+dp, row j mod B: which samples make a step depends on `consumed_samples` and G alone, never on the mesh, and a micro-
+batch taken over all dp ranks is one contiguous run of samples. So a run may resume with another dp, or with other
+micro-batches, and see exactly the samples it would have.
 
 Letters: M micro-batches, B samples of a micro-batch, T sequence length, G global batch.
 """
@@ -47,6 +48,17 @@ class HeldOut:
 
     folder: str
     num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A sample: T+1 tokens, and the places > 0 in them where a document starts (none without document masks)."""
+
+    tokens: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+
+NO_STARTS = np.empty(0, np.int64)
 
 
 def planned_stages(config: "Config") -> tuple[PlannedStage, ...]:
@@ -115,6 +127,10 @@ class Loader:
             for source, ids in zip(self._validation, self._validation_ids, strict=True)
         )
         check_sources((*self.sources, *self._validation), vocab_size=self.vocab_size)
+        self.document_masks = config.tokens.document_masks
+        if self.document_masks:
+            for source in (*self.sources, *self._validation):
+                source.open_documents()
         self.mixture = build_mixture(
             stages,
             num_samples=[self.samples_in(source) for source in self.sources],
@@ -160,17 +176,17 @@ class Loader:
         places = np.arange(num_micro_batches * self.dp * self.micro_batch_size)
         return places.reshape(num_micro_batches, self.dp, self.micro_batch_size)[:, self.dp_rank].copy()
 
-    def _train_row(self, sample: int, *, step: int) -> NDArray[np.int64]:
+    def _train_row(self, sample: int, *, step: int) -> Row:
         draw = self.mixture.sample(sample)
         return self._row(self.sources[draw.source], draw.index, what=f"sample {sample:,} of step {step:,}")
 
-    def _validation_row(self, source: int, sample: int, *, first: int) -> NDArray[np.int64] | None:
+    def _validation_row(self, source: int, sample: int, *, first: int) -> Row | None:
         if sample < 0:
             return None
         index = self._validation_ids[source][sample - first]
         return self._row(self._validation[source], index, what=f"validation sample {sample:,}")
 
-    def _row(self, source: TokenSource, index: int, *, what: str) -> NDArray[np.int64]:
+    def _row(self, source: TokenSource, index: int, *, what: str) -> Row:
         start = index * self.sequence_length
         row = source.read(start, self.sequence_length + 1)
         bad = np.flatnonzero(row >= self.vocab_size)
@@ -178,21 +194,26 @@ class Loader:
             file, offset = source.locate(start + int(bad[0]))
             found = BadId(file=file, offset=offset, token_id=int(row[bad[0]]))
             raise DataError(f"{bad_id_error(found, self.vocab_size)} It was met in {what}.")
-        return row
+        starts = source.document_starts(start, self.sequence_length + 1) if self.document_masks else NO_STARTS
+        return Row(tokens=row, starts=starts)
 
-    def _assemble(self, rows: Sequence[NDArray[np.int64] | None], ids: NDArray[np.int64]) -> StepBatch:
+    def _assemble(self, rows: Sequence[Row | None], ids: NDArray[np.int64]) -> StepBatch:
         length = self.sequence_length
         tokens = np.zeros((len(rows), length + 1), np.int64)
+        first = np.zeros((len(rows), length + 1), np.int64)
         for place, row in enumerate(rows):
             if row is not None:
-                tokens[place] = row
+                tokens[place] = row.tokens
+                first[place, row.starts] = row.starts
         labels = tokens[:, 1:].copy()
         labels[ids.reshape(-1) < 0] = IGNORE_LABEL
+        labels[first[:, 1:] > 0] = IGNORE_LABEL  # what begins the next document follows from nothing in this one
+        positions = np.arange(length) - np.maximum.accumulate(first[:, :-1], axis=1)
         shape = (*ids.shape, length)
         return StepBatch(
             input_ids_MBT=torch.from_numpy(tokens[:, :-1].copy()).view(shape),
             labels_MBT=torch.from_numpy(labels).view(shape),
-            position_ids_MBT=torch.arange(length).expand(shape).contiguous(),
+            position_ids_MBT=torch.from_numpy(positions).view(shape),
             sample_ids=tuple(int(sample) for sample in ids.reshape(-1)),
         )
 

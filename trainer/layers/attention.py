@@ -34,7 +34,10 @@ class CausalSelfAttention(nn.Module):
         self.q_norm = None if qk_norm_eps is None else layers.norm(head_dim, eps=qk_norm_eps)
         self.k_norm = None if qk_norm_eps is None else layers.norm(head_dim, eps=qk_norm_eps)
 
-    def forward(self, x_BTD: torch.Tensor, position_ids_BT: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x_BTD: torch.Tensor, position_ids_BT: torch.Tensor, mask_B1TT: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`mask_B1TT`: added to the scores, and says all about who sees whom; None: every token sees those before."""
         x_BTD = self.layers.share(x_BTD)
         cos, sin = self.rotary(position_ids_BT)
         q_BTHd, k_BTKd = self._heads(self.q_proj(x_BTD)), self._heads(self.k_proj(x_BTD))
@@ -44,7 +47,7 @@ class CausalSelfAttention(nn.Module):
         v_BTKd = self._heads(self.v_proj(x_BTD))
         out_BHTd = F.scaled_dot_product_attention(
             q_BTHd.transpose(1, 2), k_BTKd.transpose(1, 2), v_BTKd.transpose(1, 2),
-            is_causal=True, scale=self.scale, enable_gqa=self.is_grouped,
+            attn_mask=mask_B1TT, is_causal=mask_B1TT is None, scale=self.scale, enable_gqa=self.is_grouped,
         )  # fmt: skip
         out: torch.Tensor = self.o_proj(out_BHTd.transpose(1, 2).flatten(2))
         return out

@@ -1,7 +1,7 @@
 """The Llama family (Llama 1 and 2, SmolLM, the seed's 1.7B; Qwen2 by its biases) as a DAG of pipeline blocks.
 
     input_ids ─▶ embed_tokens ─▶ layers.0 ─▶ … ─▶ layers.L−1 ─▶ norm ─▶ lm_head + loss ◀─ labels, num_valid
-                                    ▲ position_ids
+                                    ▲ position_ids (and the mask of documents made from them, where asked for)
 
 Labels and positions never travel between stages: each stage reads them from its own batch. What travels is the hidden
 state [B, t, D]; t is T, or T / tp with sequence parallelism.
@@ -15,6 +15,7 @@ from torch import nn
 
 from trainer.device import statistics_dtype
 from trainer.layers.attention import CausalSelfAttention
+from trainer.layers.documents import DocumentMask
 from trainer.layers.factory import LayerFactory
 from trainer.layers.mlp import SwiGLU
 from trainer.layers.rotary import Rotary
@@ -45,8 +46,10 @@ class DecoderLayer(nn.Module):
     def make_attention(self, config: "Config", layers: LayerFactory, rotary: Rotary) -> CausalSelfAttention:
         return attention(config, layers, rotary)
 
-    def forward(self, hidden: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), position_ids)
+    def forward(
+        self, hidden: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), position_ids, mask)
         out: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 
@@ -86,6 +89,13 @@ class Llama(nn.Module):
             PipelineBlock(decoder, name=f"model.layers.{i}", stage=stage, outputs=_same_hidden, layer=i)
             for i, stage in enumerate(stage_of_layer(counts))
         )
+        self.layer_stages = stage_of_layer(counts)
+        self.masks = nn.ModuleDict()
+        if config.tokens.document_masks:
+            make, shape_of = partial(DocumentMask, layers.dtype), partial(_mask_shape, dtype=layers.dtype)
+            for stage in (stage for stage, count in enumerate(counts) if count):
+                name = f"document_mask_{stage}"
+                self.masks[str(stage)] = PipelineBlock(make, name=name, stage=stage, outputs=shape_of)
         norm = partial(_FinalNorm, layers, hidden, shape.rms_norm_eps, multiplier=output_multiplier(config))
         self.norm = PipelineBlock(norm, name="model", stage=last, outputs=_same_hidden)
         head = partial(layers.head, vocab, hidden)
@@ -99,8 +109,10 @@ class Llama(nn.Module):
         self, *, input_ids: TensorPointer, labels: TensorPointer, position_ids: TensorPointer, num_valid: TensorPointer
     ) -> TensorPointer:
         hidden = self.embed(input_ids=input_ids)
-        for layer in self.layers:
-            hidden = layer(hidden=hidden, position_ids=position_ids)
+        masks = {int(stage): make(position_ids=position_ids) for stage, make in self.masks.items()}
+        for layer, stage in zip(self.layers, self.layer_stages, strict=True):
+            mask = {"mask": masks[stage]} if masks else {}
+            hidden = layer(hidden=hidden, position_ids=position_ids, **mask)
         loss: TensorPointer = self.head(hidden=self.norm(hidden=hidden), labels=labels, num_valid=num_valid)
         return loss
 
@@ -120,6 +132,12 @@ class _FinalNorm(nn.Module):
 def _embedded(*, input_ids: Meta, hidden_size: int, layers: LayerFactory) -> Meta:
     name, (batch, length) = str(layers.dtype).removeprefix("torch."), input_ids.shape
     return Meta(shape=(batch, layers.tokens_here(length), hidden_size), dtype=name, is_floating=True)
+
+
+def _mask_shape(*, position_ids: Meta, dtype: torch.dtype) -> Meta:
+    batch, length = position_ids.shape
+    name = str(dtype).removeprefix("torch.")
+    return Meta(shape=(batch, 1, length, length), dtype=name, is_floating=True)
 
 
 def _same_hidden(*, hidden: Meta, **_: Meta | None) -> Meta:
