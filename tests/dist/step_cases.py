@@ -28,9 +28,11 @@ def digest(engine: Engine) -> dict[str, str]:
     return {n: hashlib.sha256(engine.optimizer.view(n)[0].float().numpy().tobytes()).hexdigest() for n in names}
 
 
-def nan_on_one_rank(ranks: Ranks, topology: Topology, bad: int) -> tuple[StepResult, bool, StepResult]:
+def nan_on_one_rank(
+    ranks: Ranks, topology: Topology, bad: int, options: dict[str, object]
+) -> tuple[StepResult, bool, StepResult]:
     """A weight of rank `bad` is NaN for one step. (result, whether nothing moved, result of the next step)."""
-    engine = engine_on(ranks, topology)
+    engine = engine_on(ranks, topology, **options)
     batch = tiny_batch(engine.ctx.get_dp_rank())
     weight = engine.optimizer.storages[0].weights
     good = weight[0].clone()

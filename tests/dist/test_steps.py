@@ -9,9 +9,21 @@ from dist.step_cases import counted_ahead, fp32_bits, nan_on_one_rank, told, vot
 from trainer.mesh.topology import Topology
 
 
-@pytest.mark.parametrize(("topology", "bad"), [(Topology(dp=2, pp=2), 0), (Topology(pp=2, tp=2), 3)], ids=str)
-def test_a_nan_on_one_rank_stops_all_and_leaves_no_trace(pool: Pool, topology: Topology, bad: int) -> None:
-    for rank, (result, unmoved, after) in enumerate(pool.run(topology, nan_on_one_rank, topology, bad)):
+ALONE = [(Topology(**{axis: 2}), bad, {}) for axis in ("dp", "pp", "tp") for bad in (0, 1)]
+TOGETHER: list[tuple[Topology, int, dict[str, object]]] = [
+    (Topology(dp=2, pp=2), 0, {"zero_stage": 0}),
+    (Topology(pp=2, tp=2), 3, {"tied": False}),
+    (Topology(dp=2, pp=2), 2, {"pp_engine": "zb-v", "layers": 4}),
+    (Topology(dp=2, pp=2, tp=2), 5, {"tp_mode": "REDUCE_SCATTER", "dtype": "bfloat16"}),
+]
+
+
+@pytest.mark.parametrize(("topology", "bad", "options"), [*ALONE, *TOGETHER], ids=str)
+def test_a_nan_on_one_rank_stops_all_and_leaves_no_trace(
+    pool: Pool, topology: Topology, bad: int, options: dict[str, object]
+) -> None:
+    """G6, on every axis alone, from either rank, and on meshes."""
+    for rank, (result, unmoved, after) in enumerate(pool.run(topology, nan_on_one_rank, topology, bad, options)):
         assert not result.finite and result.skipped is not None and not math.isfinite(result.grad_norm)
         assert unmoved, f"rank {rank} moved"
         assert after.finite and after.skipped is None

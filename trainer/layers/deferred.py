@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trainer.layers.wide import wide_mm
+
 
 class WeightGradient(NamedTuple):
     """What a weight gradient is made of: the weight's address, x [..., in], dy [..., out]."""
@@ -69,10 +71,10 @@ def take_noted() -> list[WeightGradient]:
 
 @torch.no_grad()
 def add_weight_gradient(parameter: nn.Parameter, note: WeightGradient) -> None:
-    """parameter.grad += dyᵀ x, in place. A gradient wider than x and dy gets their product rounded to their dtype."""
+    """parameter.grad += dyᵀ x, in place and in the gradient's dtype, which may be wider than that of x and dy."""
     assert parameter.grad is not None
     x, dy = note.x.flatten(0, -2), note.dy.flatten(0, -2)
     if parameter.grad.dtype == dy.dtype:
         parameter.grad.addmm_(dy.t(), x)
     else:
-        parameter.grad.add_(dy.t() @ x)
+        parameter.grad.add_(wide_mm(dy.t(), x, parameter.grad.dtype))

@@ -18,6 +18,7 @@ from trainer.comm import Group, all_reduce, all_reduce_max
 from trainer.data.batch import IGNORE_LABEL
 from trainer.device import statistics_dtype
 from trainer.layers.collectives import copy_to_tp, gather_to_tp, reduce_from_tp, scatter_from_tp
+from trainer.layers.wide import wide_mm
 
 # Logits alive at once, in elements: small enough for a CPU's cache hierarchy, large enough for an accelerator's GEMM.
 CHUNK_NUMEL = {"cpu": 1 << 22}
@@ -178,7 +179,7 @@ class _WeightGrad:
 
     def add(self, g_NV: torch.Tensor, h_ND: torch.Tensor) -> None:
         if g_NV.dtype != self.used.dtype:
-            product = (g_NV.T @ h_ND).to(self.used.dtype)
+            product = wide_mm(g_NV.T, h_ND, self.used.dtype)
             self.used.copy_(product) if self.empty else self.used.add_(product)
         elif self.empty:
             torch.mm(g_NV.T, h_ND, out=self.used)
