@@ -40,7 +40,8 @@ class StepBatch:
     @property
     def num_pairs(self) -> int:
         """(query, key) pairs that causal attention inside documents needs, over this dp rank's samples."""
-        return int(self.position_ids_MBT.sum()) + self.position_ids_MBT.numel()
+        positions = self.position_ids_MBT
+        return int(positions.detach().numpy().sum()) + positions.numel()
 
     @property
     def num_valid(self) -> int:
