@@ -7,7 +7,7 @@ CODE := orchestrator trainer tests ops
 # Folders of `make test`, in the order in which they run (tests/conftest.py prints minutes per group).
 TESTS := tests
 
-.PHONY: help setup demo test check bench lock golden clean
+.PHONY: help setup demo test check oracle bench lock golden clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -27,6 +27,9 @@ check: $(READY)  ## format, lint, types, import rules and the fast tests
 	$(VENV)/bin/ruff check $(CODE)
 	$(VENV)/bin/mypy
 	$(PY) -m pytest -q tests/architecture tests/orchestrator tests/trainer tests/contract
+
+oracle: $(READY)  ## every mesh of at most 8 ranks against one process -> build/oracle.json (goes on where it stopped)
+	PYTHONPATH=tests $(PY) -m dist.oracle
 
 bench: $(READY)  ## ratios against other code, measured in one run -> build/bench.json
 	$(PY) -m ops.bench.bench

@@ -1,4 +1,4 @@
-"""The oracle: transformers' Llama, Qwen2 and Qwen3 in one process, the whole global batch at once, torch's AdamW.
+"""The oracle: a transformers model in one process, the whole global batch at once, torch's AdamW.
 
 transformers is not fp64 inside: RMSNorm and the rotary tables are taken in fp32. Both are lifted to the input's dtype
 here, and the loss is taken outside the model as Σ/n_valid, so that fp64 means fp64 and 1e-10 is a fair bar.
@@ -6,6 +6,7 @@ here, and the loss is taken outside the model as Σ/n_valid, so that fp64 means 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,18 +41,17 @@ class LiftedRotary(nn.Module):
 
 def build(config: PretrainedConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
     """A transformers model holding exactly `tensors` (canonical names), fp32 casts lifted."""
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype)
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype)
     missing, unexpected = model.load_state_dict(dict(tensors), strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    theta = config.rope_parameters["rope_theta"]
-    model.model.rotary_emb = LiftedRotary(head_dim, theta)
+    model.model.rotary_emb = LiftedRotary(head_dim, config.rope_parameters["rope_theta"])
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child).__name__.endswith("RMSNorm") and not isinstance(child, LiftedRMSNorm):
                 setattr(module, name, LiftedRMSNorm(child.weight, child.variance_epsilon))
-    return model
+    return model  # type: ignore[no-any-return]
 
 
 LAST_END = 7
@@ -79,13 +79,25 @@ def mask_documents(model: PreTrainedModel) -> None:
     model.register_forward_pre_hook(cut, with_kwargs=True)
 
 
-def apply_mup(model: PreTrainedModel, *, base_width: int = 256) -> None:
+MUP_BASE_WIDTH = 256
+
+
+def apply_mup(model: Any) -> None:
     """Spectral muP's two factors of the forward pass: scores times 1/d; before a tied head, hidden times base / D."""
     for layer in model.model.layers:
         layer.self_attn.scaling = 1 / layer.self_attn.head_dim
     if model.config.tie_word_embeddings:
-        multiplier = base_width / model.config.hidden_size
+        multiplier = MUP_BASE_WIDTH / model.config.hidden_size
         model.model.norm.register_forward_hook(lambda module, args, out: out * multiplier)
+
+
+def mup_rates(model: nn.Module) -> dict[str, float]:
+    """Spectral muP's factors on Adam's rate: base width / fan in for matrices, 1 for embeddings and norms."""
+    return {
+        name: MUP_BASE_WIDTH / weight.shape[1]
+        for name, weight in model.named_parameters()
+        if name.endswith(("proj.weight", "lm_head.weight"))
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,30 +111,30 @@ class Outcome:
 
 
 def train(
-    model: PreTrainedModel,
+    model: nn.Module,
     batches: list[tuple[torch.Tensor, torch.Tensor]],
     *,
     lr: list[float],
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
-    clip_grad: float,
-    lr_mult: Mapping[str, float] | None = None,
-    wd_mult: Mapping[str, float] | None = None,
-    z_loss: float = 0.0,
-    label_smoothing: float = 0.0,
+    clip_grad: float | None,
+    lr_mult: Mapping[str, float],
+    decay_mult: Mapping[str, float],
+    z_loss: float,
+    label_smoothing: float,
 ) -> Outcome:
     """One AdamW step per batch (input_ids, labels, both [samples, T]; labels already shifted).
 
-    lr_mult: factor on the rate of a parameter, 1 where it is not named; wd_mult: on its weight decay, else 1 for
+    lr_mult: factor on the rate of a parameter, 1 where it is not named; decay_mult: on its weight decay, else 1 for
     matrices and 0 for the rest. The losses returned are the cross-entropy alone.
     """
     named = dict(model.named_parameters())
     groups = [
         {
             "params": [p],
-            "weight_decay": weight_decay * (wd_mult or {}).get(name, float(p.dim() > 1)),
-            "mult": (lr_mult or {}).get(name, 1.0),
+            "weight_decay": weight_decay * decay_mult.get(name, float(p.dim() > 1)),
+            "mult": lr_mult.get(name, 1.0),
         }
         for name, p in named.items()
     ]
@@ -132,17 +144,22 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = lr[step] * group["mult"]
         optimizer.zero_grad()
-        logits = model(input_ids=ids).logits
         valid = int((labels != -100).sum())
-        args = (logits.flatten(0, 1), labels.flatten())
-        loss = F.cross_entropy(*args, ignore_index=-100, reduction="sum") / valid
-        smooth = F.cross_entropy(*args, ignore_index=-100, reduction="sum", label_smoothing=label_smoothing)
+        logits = model(input_ids=ids).logits
+        loss = cross_entropy_sum(logits, labels) / valid
+        smooth = cross_entropy_sum(logits, labels, label_smoothing=label_smoothing)
         squares = (logits.logsumexp(dim=-1).square() * (labels != -100)).sum()
         ((smooth + z_loss * squares) / valid).backward()
         if step == 0:
-            gradients = {name: p.grad.clone() for name, p in named.items()}
-        norms.append(float(nn.utils.clip_grad_norm_(named.values(), clip_grad)))
+            gradients = {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
+        norms.append(float(nn.utils.clip_grad_norm_(named.values(), float("inf") if clip_grad is None else clip_grad)))
         losses.append(float(loss.detach()))
         optimizer.step()
     weights = {name: p.detach().clone() for name, p in named.items()}
     return Outcome(losses=losses, grad_norms=norms, gradients=gradients, weights=weights)
+
+
+def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+    """Σ over the labels that are not ignored."""
+    args = (logits.flatten(0, 1), labels.flatten())
+    return F.cross_entropy(*args, ignore_index=-100, reduction="sum", label_smoothing=label_smoothing)

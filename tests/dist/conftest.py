@@ -3,11 +3,16 @@
 from collections.abc import Iterator
 
 import pytest
+from dist.axes import MAX_RANKS
 from dist.pool import Pool
+
+# From here on a pool that grows with its meshes would start too often.
+MANY_TESTS = 20
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
-    shared = Pool()
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """All ranks at once for a whole run; for a test or two, as many as they need."""
+    shared = Pool(MAX_RANKS if len(request.session.items) >= MANY_TESTS else 0)
     yield shared
     shared.close()

@@ -2,12 +2,14 @@
 
 Starting eight processes that import torch costs more than most cases, so ranks are started once and run one function
 after another; process groups are cached by their ranks. After any error or time-out a gloo world is beyond repair:
-the pool is killed, and the next call starts a fresh one.
+the pool is killed, and the next call starts a fresh one. A pool that is not told its size has as many ranks as the
+largest mesh it was asked for.
 """
 
 import importlib.util
 import inspect
 import multiprocessing as mp
+import multiprocessing.connection
 import os
 import pickle
 import sys
@@ -22,7 +24,8 @@ from typing import Any
 
 from trainer.mesh.topology import Axis, Topology
 
-SIZE = 8
+# How long ranks may go on after one of them failed: those that wait for it would wait for gloo's limit.
+GRACE_S = 5.0
 
 
 class RankError(AssertionError):
@@ -53,6 +56,8 @@ class Ranks:
 
 
 def _serve(rank: int, size: int, store_path: str, pipe: Connection) -> None:
+    # Not TORCH_DISTRIBUTED_DEBUG=DETAIL: it numbers messages like collectives, so that pipeline stages, which send
+    # different numbers of them, look mismatched at the next reduction; and it slows reductions several times.
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     import torch
     import torch.distributed as dist
@@ -87,7 +92,7 @@ def _find(module_name: str, file: str, function: str) -> Callable[..., Any]:
 class Pool:
     """`run(topology, function, *args)` calls `function(ranks, *args)` on the mesh's ranks, the first of the pool."""
 
-    def __init__(self, size: int = SIZE) -> None:
+    def __init__(self, size: int = 0) -> None:
         self.size = size
         self._workers: list[tuple[Any, Connection]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -102,28 +107,38 @@ class Pool:
     ) -> list[Any]:
         """Results in rank order. `function` is at its module's top level. Raises RankError with all tracebacks."""
         world_size = topology.world_size
-        if not self._workers:
+        if len(self._workers) < world_size:
+            self.close()
+            self.size = max(self.size, world_size)
             self._start()
         self._announce(topology)
-        workers = self._workers[:world_size]
         where = (function.__module__, inspect.getfile(function), function.__qualname__)
-        for _, pipe in workers:
+        for _, pipe in self._workers[:world_size]:
             pipe.send((where, args))
-        deadline = time.monotonic() + timeout_s
-        results = []
-        for rank, (_, pipe) in enumerate(workers):
-            try:
-                if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError(f"no answer within {timeout_s} s")
-                results.append(pickle.loads(pipe.recv_bytes()))
-            except (OSError, EOFError) as error:
-                self.close()
-                raise RankError(f"rank {rank} died or hangs: {error!r}") from error
-        failures = [(rank, text) for rank, (ok, text) in enumerate(results) if not ok]
-        if failures:
+        answers = self._collect(world_size, timeout_s)
+        failures = [f"rank {rank}: {value}" for rank, (ok, value) in sorted(answers.items()) if not ok]
+        if failures or len(answers) < world_size:
             self.close()
-            raise RankError("\n".join(f"rank {rank}:\n{text}" for rank, text in failures))
-        return [value for _, value in results]
+            silent = [rank for rank in range(world_size) if rank not in answers]
+            raise RankError("\n".join([*failures, *([f"no answer from ranks {silent}"] if silent else [])]))
+        return [answers[rank][1] for rank in range(world_size)]
+
+    def _collect(self, world_size: int, timeout_s: float) -> dict[int, tuple[bool, Any]]:
+        """(whether it went well, result or text) by rank; after a failure the others get GRACE_S."""
+        pipes = {pipe: rank for rank, (_, pipe) in enumerate(self._workers[:world_size])}
+        answers: dict[int, tuple[bool, Any]] = {}
+        deadline = time.monotonic() + timeout_s
+        while pipes and (ready := multiprocessing.connection.wait(list(pipes), max(0.0, deadline - time.monotonic()))):
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                rank = pipes.pop(pipe)
+                try:
+                    answers[rank] = pickle.loads(pipe.recv_bytes())
+                except (OSError, EOFError) as error:
+                    answers[rank] = (False, f"died: {error!r}")
+                if not answers[rank][0]:
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        return answers
 
     def _announce(self, topology: Topology) -> None:
         """Have the whole pool make the groups of this mesh that it does not have yet."""

@@ -1,11 +1,11 @@
 """Real ranks: a saved run goes on, on the same mesh or another; a failure anywhere is the same error everywhere."""
 
 import errno
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dist.case import DECAY, LR, Case, local_batch, make_engine
+from dist.axes import Case
+from dist.case import make_engine, train
 from dist.pool import Pool, Ranks
 
 from trainer.checkpoint import save as save_module
@@ -20,28 +20,22 @@ from trainer.errors import CheckpointInvalid, TrainerError
 STATE = RunState(step=2, consumed_samples=16, consumed_tokens=256, adam_t=1, skip_windows=((5, 6),))
 NAME = "step-000000002.a0001g01c0001"
 
-LARGE = Case(dp=2, pp=2, tp=2)
-ONE = Case()
-BIASED = Case(model_type="qwen3", attention_bias=True)  # vectors that tp cuts, and vectors that it does not
+LARGE = Case.of(dp=2, pp=2, tp=2)
+ONE = Case.of()
+BIASED = Case.of(family="qwen3", bias=True)  # vectors that tp cuts, and vectors that it does not
 PAIRS = [
     (LARGE, LARGE),
     (LARGE, ONE),
-    (ONE, replace(LARGE, zero_stage=0)),
-    (replace(LARGE, zero_stage=0), Case(dp=2, tp=2)),
-    (Case(pp=2, tp=2, tied=False), Case(dp=2, pp=2, tied=False, bucket_numel=100)),
-    (replace(BIASED, dp=2, tp=2, bucket_numel=100, sequence_parallel=True), replace(BIASED, pp=2)),
-    (replace(BIASED, pp=2), replace(BIASED, tp=2, zero_stage=0)),
+    (ONE, LARGE.but(zero=0)),
+    (LARGE.but(zero=0), Case.of(dp=2, tp=2)),
+    (Case.of(pp=2, tp=2, tied=False), Case.of(dp=2, pp=2, tied=False, bucket=100)),
+    (BIASED.but(dp=2, tp=2, bucket=100, sp=True), BIASED.but(pp=2)),
+    (BIASED.but(pp=2), BIASED.but(tp=2, zero=0)),
 ]
 
 
 def steps(engine: Engine, case: Case, first: int, last: int) -> list[tuple[float, float]]:
-    results = [
-        engine.train_step(
-            local_batch(case, i, engine.ctx.get_dp_rank()), lr=LR[i], weight_decay=DECAY, adam_t=i + 1, control_word=0
-        )
-        for i in range(first, last)
-    ]
-    return [(result.loss, result.grad_norm) for result in results]
+    return [(result.loss, result.grad_norm) for result in train(engine, case, range(first, last))]
 
 
 def save(engine: Engine, folder: str) -> str:
@@ -92,7 +86,7 @@ def outcome_of_load(ranks: Ranks, case: Case, folder: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", ["rank-00003.safetensors", "manifest.json"])
 def test_every_rank_names_the_same_damaged_file(name: str, pool: Pool, tmp_path: Path) -> None:
-    case = Case(dp=2, tp=2)
+    case = Case.of(dp=2, tp=2)
     pool.run(case.topology, train_and_save, case, str(tmp_path))
     bad = tmp_path / NAME / name
     data = bytearray(bad.read_bytes())
@@ -132,7 +126,7 @@ def save_with_an_error_on_rank_1(ranks: Ranks, case: Case, folder: str, error: E
 def test_an_error_of_one_rank_fails_the_save_on_all_and_leaves_nothing_half_made(
     error: Exception, says: str, pool: Pool, tmp_path: Path
 ) -> None:
-    case = Case(dp=2)
+    case = Case.of(dp=2)
     answers = pool.run(case.topology, save_with_an_error_on_rank_1, case, str(tmp_path), error)
     assert {kind for kind, _ in answers} == {SaveFailed.__name__}
     assert all(

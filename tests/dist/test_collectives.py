@@ -132,9 +132,3 @@ def test_skip_connections_and_many_tensors_travel_between_any_stages(pool: Pool,
     for key, value in expected.items():
         assert value.any(), key
         np.testing.assert_allclose(gradients[key], value, rtol=1e-12, atol=1e-15)
-
-
-def test_the_pool_survives_a_failing_rank(pool: Pool) -> None:
-    with pytest.raises(RankError, match="unknown schedule"):
-        pool.run(Topology(pp=2), skip_pipeline, 2, "no such schedule")
-    assert len(pool.run(Topology(dp=2), scattered, 2, (4,))) == 2

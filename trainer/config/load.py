@@ -59,7 +59,7 @@ def load(path: Path | str, *, site: Path | str | None = None, overrides: Iterabl
     problems += [*found_set, *found_paths]
     if unreadable:  # an empty tree would only add 'missing' to what was said about the text
         return Loaded(config=None, merged=merged, foreign={}, problems=_in_order(problems), mesh=None)
-    config, found_own = _own_sections(merged)
+    config, found_own = own_sections(merged)
     problems += found_own
     foreign = {name: to_json(node) for name, node in merged.entries.items() if name in ORCHESTRATOR_SECTIONS}
     usable = config if isinstance(config, Config) and not has_errors(problems) else None
@@ -92,8 +92,8 @@ def _site_layer(path: Path) -> tuple[Mapping, list[Problem]]:
     return Mapping(entries=entries, file=str(path), line=1), problems
 
 
-def _own_sections(merged: Mapping) -> tuple[Config | Partial | None, list[Problem]]:
-    """Type the trainer's sections and judge them; the config is a Partial where something could not be read."""
+def own_sections(merged: Mapping) -> tuple[Config | Partial | None, list[Problem]]:
+    """Type and judge the trainer's sections of a tree. The config is a Partial where something could not be read."""
     own = {key: node for key, node in merged.entries.items() if key not in ORCHESTRATOR_SECTIONS}
     tree, problems = translate(replace(merged, entries=own))
     reading = Reading()

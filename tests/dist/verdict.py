@@ -1,0 +1,171 @@
+"""Whether a case computed what one process computes: loss and gradient norm of every step, all gradients of the first,
+all weights at the end, the loss of a further batch; replicas and tied copies bit for bit.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache
+
+import numpy as np
+import reference
+import torch
+from dist.assemble import Assembled, assemble
+from dist.axes import DECAY, SEED, Case, config_of
+from dist.case import RankRun, global_batch, lr_at, run_case
+from dist.pool import Pool
+from numpy.typing import ArrayLike
+from transformers import AutoConfig
+
+from trainer.config.model import Config, Parallelism
+from trainer.init import draw_box
+from trainer.mesh.topology import Topology
+from trainer.spec import Box, param_specs
+
+SHAPE_KEYS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "vocab_size", "rms_norm_eps", "tie_word_embeddings", "attention_bias", "mlp_bias"),
+)
+"""What transformers' config must be told, where ours has it; the names are the same there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Largest relative error allowed: |ours − theirs| / |theirs| in the norm of `order`.
+
+    `first`: loss and norm of the first step; `later`: of all steps. In low precision weights are compared by how far
+    they moved, and in order 2: single elements go astray, as Adam moves by ±lr on a gradient of pure rounding noise.
+    """
+
+    order: float
+    first: float
+    gradient: float
+    later: float
+    weight: float
+
+
+BARS = {
+    "float64": Bars(order=np.inf, first=1e-10, gradient=1e-10, later=1e-10, weight=1e-10),
+    "float32": Bars(order=2, first=1e-6, gradient=1e-5, later=1e-4, weight=1e-2),
+    "bfloat16": Bars(order=2, first=2e-2, gradient=1e-1, later=2e-1, weight=5e-1),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`max_rel_err`: the largest error of anything compared. `faults`: what is wrong, in words; () is right."""
+
+    max_rel_err: float
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A reference run, its weights before it, and its Σ loss over the batch after the last step with their number."""
+
+    outcome: reference.Outcome
+    start: dict[str, torch.Tensor]
+    after: tuple[float, int]
+
+
+def judge(pool: Pool, case: Case, steps: int) -> Verdict:
+    """Run the case and compare it with its reference run."""
+    return compare(case, pool.run(case.topology, run_case, case, steps), expected(case, steps))
+
+
+def compare(case: Case, runs: Sequence[RankRun], known: Reference) -> Verdict:
+    """What the ranks saw against the reference run of the same samples. Pure."""
+    ours = assemble(case, runs)
+    errors = list(_errors(case, runs[0], ours, known))
+    wrong = [f"{what}: relative error {error:.2e}, allowed {bar:.0e}" for what, error, bar in errors if not error < bar]
+    return Verdict(
+        max_rel_err=max(error for _, error, _ in errors),
+        faults=(*ours.faults, *_missing(case, runs[0], ours, known), *wrong),
+    )
+
+
+def _errors(case: Case, run: RankRun, ours: Assembled, known: Reference) -> Iterator[tuple[str, float, float]]:
+    """(what, relative error, the bar it must be under)."""
+    bars, theirs = BARS[case["dtype"]], known.outcome
+    losses, norms = [s.loss for s in run.steps], [s.grad_norm for s in run.steps]
+    yield "loss of the first step", relative(losses[0], theirs.losses[0]), bars.first
+    yield "gradient norm of the first step", relative(norms[0], theirs.grad_norms[0]), bars.first
+    yield "loss", relative(losses, theirs.losses), bars.later
+    yield "gradient norm", relative(norms, theirs.grad_norms), bars.later
+    yield "validation loss", relative(run.validation[0], known.after[0]), bars.later
+    for (name, stage), value in ours.gradients.items():
+        yield f"gradient of {name} on stage {stage}", relative(value, theirs.gradients[name], bars.order), bars.gradient
+    for (name, stage), value in ours.masters.items():
+        start = 0.0 if bars.order == np.inf else known.start[name].numpy()
+        error = relative(value - start, theirs.weights[name].numpy() - start, bars.order)
+        yield f"weight {name} on stage {stage}", error, bars.weight
+
+
+def _missing(case: Case, run: RankRun, ours: Assembled, known: Reference) -> Iterator[str]:
+    """What would make the comparison vacuous."""
+    for what, whole in (("gradients", ours.gradients), ("weights", ours.masters)):
+        if {name for name, _ in whole} != set(known.outcome.weights):
+            yield f"the {what} are not those of the reference's tensors"
+    if run.validation[1] != known.after[1]:
+        yield f"validation counted {run.validation[1]} labels, not {known.after[1]}"
+    clip = config_of(case).optimizer.clip_grad
+    if clip is not None and (min(known.outcome.grad_norms) > clip) != (clip < 1):
+        meant = "bite" if clip < 1 else "leave alone"
+        yield f"clip_grad = {clip} is meant to {meant}, the norms are {known.outcome.grad_norms}"
+
+
+def relative(ours: ArrayLike, theirs: ArrayLike, order: float = np.inf) -> float:
+    """|ours − theirs| / |theirs| over all elements; NaN where ours holds one."""
+    a, b = (np.asarray(x, dtype=np.float64) for x in (ours, theirs))
+    assert a.shape == b.shape, f"shape {a.shape} is not {b.shape}"
+    size = float(np.linalg.norm(b.ravel(), order))
+    return float(np.linalg.norm((a - b).ravel(), order)) / max(size, 1e-30)
+
+
+def expected(case: Case, steps: int) -> Reference:
+    """The reference run of the case's model on its samples; cases that differ in layout alone share it."""
+    config = config_of(case)
+    tokens = config.tokens.model_copy(
+        update={"micro_batch_size": config.global_batch_size, "batch_accumulation_per_replica": 1}
+    )
+    alone = {
+        "parallelism": Parallelism(dp=1, pp=1, tp=1),
+        "tokens": tokens,
+        "model": replace(config.model, dtype="float64", recompute="none", recompute_interval=1),
+        "optimizer": config.optimizer.model_copy(update={"zero_stage": 1}),
+    }
+    return _train(config.model_copy(update=alone).model_dump_json(), steps)
+
+
+@cache
+def _train(config_json: str, steps: int) -> Reference:
+    config = Config.model_validate_json(config_json)
+    shape, samples = config.model.model_config, config.global_batch_size
+    start = {
+        spec.name: torch.from_numpy(draw_box(spec, Box((0,) * len(spec.shape), spec.shape), seed=SEED)).double()
+        for spec in param_specs(config, Topology())
+    }
+    keys = {name: getattr(shape, name) for name in SHAPE_KEYS if hasattr(shape, name)}
+    model = reference.build(AutoConfig.for_model(shape.model_type, **keys), start, torch.float64)
+    is_mup = config.model.init_method.use_mup
+    if is_mup:
+        reference.apply_mup(model)
+    rates, decays = reference.mup_rates(model) if is_mup else {}, {}
+    for name in start:
+        group = next((g for g in config.optimizer.groups if fnmatchcase(name, g.match)), None)
+        if group is not None:
+            rates[name] = rates.get(name, 1.0) * group.lr_mult
+            decays[name] = group.weight_decay_mult
+    if config.tokens.document_masks:
+        reference.mask_documents(model)
+    factory = config.optimizer.optimizer_factory
+    outcome = reference.train(
+        model, [global_batch(samples, shape.vocab_size, i) for i in range(steps)], lr=[lr_at(i) for i in range(steps)],
+        betas=(factory.adam_beta1, factory.adam_beta2), eps=factory.adam_eps, weight_decay=DECAY,
+        clip_grad=config.optimizer.clip_grad, lr_mult=rates, z_loss=config.optimizer.z_loss_coefficient,
+        label_smoothing=config.optimizer.label_smoothing, decay_mult=decays,
+    )  # fmt: skip
+    ids, labels = global_batch(samples, shape.vocab_size, steps)
+    with torch.no_grad():
+        after = float(reference.cross_entropy_sum(model(input_ids=ids).logits, labels))
+    return Reference(outcome=outcome, start=start, after=(after, int((labels != -100).sum())))
