@@ -1,6 +1,7 @@
 """What must not change a bit, as a table: two plays of the oracle whose losses and weights are equal in fp32.
 
     pipeline stages and schedules   stages sum micro-batches in rising order; tie sites have buffers of their own
+    recomputation                   the same kernels on the same numbers, later
     ZeRO 0 and 1, bucket sizes      reduce-scatter sums in rank order, whatever lies in a bucket
     resume, validation              nothing of a run lives outside its checkpoint; a validation pass leaves no trace
 
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from dist.axes import Case
+from dist.axes import Case, Value
 from dist.case import batch_of, live_weights, local_batch, make_engine, train
 from dist.pool import Pool, Ranks
 
@@ -53,9 +54,13 @@ class Relation:
     play: Callable[[Case], Play]
 
 
+# Neither several stages a rank nor layers shared out by hand, which are made for one schedule.
+PLAIN: dict[str, Value] = {"schedule": "1f1b", "virtual": None, "split": None}
+
 RELATIONS = (
-    Relation(name="one-stage", applies=lambda c: c.pp > 1, play=lambda c: Play(c.but(pp=1, schedule="1f1b"))),
-    Relation(name="1f1b", applies=lambda c: c["schedule"] != "1f1b", play=lambda c: Play(c.but(schedule="1f1b"))),
+    Relation(name="one-stage", applies=lambda c: c.pp > 1, play=lambda c: Play(c.but(pp=1, **PLAIN))),
+    Relation(name="1f1b", applies=lambda c: c["schedule"] != "1f1b", play=lambda c: Play(c.but(**PLAIN))),
+    Relation(name="kept", applies=lambda c: c["recompute"] != "none", play=lambda c: Play(c.but(recompute="none"))),
     Relation(name="zero-1", applies=lambda c: c["zero"] == 0, play=lambda c: Play(c.but(zero=1))),
     Relation(name="bucket-4096", applies=lambda c: c["bucket"] != 4096, play=lambda c: Play(c.but(bucket=4096))),
     Relation(name="resumed", applies=lambda c: True, play=lambda c: Play(c, How.RESUMED)),

@@ -16,8 +16,8 @@ from dist.verdict import judge
 
 # All relations on three cases between which every one of them has something to change.
 BASES = (
-    Case.of(dp=2, pp=2, tp=2, schedule="afab", zero=0, bucket=100),
-    Case.of(pp=4, tied=False, m=3, layers=5),
+    Case.of(dp=2, pp=2, tp=2, schedule="zb-h1", sp=True, recompute="full", zero=0, bucket=100),
+    Case.of(pp=4, schedule="interleaved", layers=8, split="01211111", masks=True, tied=False, m=3),
     Case.of(dp=4, zero=0, kv="one", vocab=509),
 )
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from dist import oracle
-from dist.axes import Case
+from dist.axes import Case, is_legal
+from dist.bits import RELATIONS, Twins
 from dist.oracle import Line, items, parse_item, read_lines, run_all, shard_of, summary
 
 CASES = [Case.of(), Case.of(dp=2), Case.of(pp=2), Case.of(tp=2), Case.of(dp=2, dtype="bfloat16")]
@@ -80,6 +81,12 @@ def test_a_line_cut_off_in_the_middle_is_passed_over(tmp_path: Path) -> None:
     whole = json.dumps({"case": "dp=1", "max_rel_err": None, "faults": [], "seconds": 1.0, "code": "now"})
     path.write_text(f"{whole}\n{whole[:20]}")
     assert list(read_lines(path, "now")) == ["dp=1"]
+
+
+def test_both_sides_of_every_relation_are_legal() -> None:
+    pairs = [item for item in items() if isinstance(item, Twins)]
+    assert {twins.relation.name for twins in pairs} == {relation.name for relation in RELATIONS}
+    assert not [str(t) for t in pairs if not (is_legal(t.case) and is_legal(t.relation.play(t.case).case))]
 
 
 def test_every_item_reads_back_from_its_name_and_names_differ() -> None:
