@@ -7,7 +7,7 @@ CODE := orchestrator trainer tests ops
 # Folders of `make test`, in the order in which they run (tests/conftest.py prints minutes per group).
 TESTS := tests
 
-.PHONY: help setup demo test check oracle bench lock golden clean
+.PHONY: help setup demo test check oracle mutations mutations-table bench lock golden clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -26,10 +26,16 @@ check: $(READY)  ## format, lint, types, import rules and the fast tests
 	$(VENV)/bin/ruff format --check $(CODE)
 	$(VENV)/bin/ruff check $(CODE)
 	$(VENV)/bin/mypy
-	$(PY) -m pytest -q tests/architecture tests/orchestrator tests/trainer tests/contract
+	$(PY) -m pytest -q tests/architecture tests/orchestrator tests/trainer tests/contract tests/mutations
 
 oracle: $(READY)  ## every mesh of at most 8 ranks against one process -> build/oracle.json (goes on where it stopped)
 	PYTHONPATH=tests $(PY) -m dist.oracle
+
+mutations: $(READY)  ## one-line sabotages of a copy of the trainer: does a test notice each? -> build/mutations.json
+	PYTHONPATH=tests $(PY) -m mutations.run
+
+mutations-table: $(READY)
+	PYTHONPATH=tests $(PY) -m mutations.run --table
 
 bench: $(READY)  ## ratios against other code, measured in one run -> build/bench.json
 	$(PY) -m ops.bench.bench

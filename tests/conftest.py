@@ -20,6 +20,7 @@ GROUPS = {
     "orchestrator": "unit",
     "trainer": "unit",
     "dist": "oracle",
+    "mutations": "unit",
     "e2e": "demo and kill/resume",
     "cases": "public files",
 }

@@ -103,8 +103,9 @@ def run_case(ranks: Ranks, case: Case, steps: int) -> RankRun:
     engine.optimizer.reduce_gradients()
     gradients = [piece for s in engine.optimizer.storages for piece in pieces(s, s.grads, 0)]
     results = train(engine, case, range(steps))
+    weights = live_weights(engine)
     return RankRun(
-        steps=results, gradients=gradients, weights=live_weights(engine),
+        steps=results, gradients=gradients, weights=weights,
         masters=[piece for s in engine.optimizer.storages for piece in pieces(s, s.master, s.held.start)],
         validation=engine.eval_loss(local_batch(case, steps, dp_rank)),
     )  # fmt: skip
@@ -121,5 +122,7 @@ def pieces(storage: BucketStorage, flat: torch.Tensor, first: int) -> Pieces:
 
 
 def live_weights(engine: Engine) -> dict[str, np.ndarray]:
+    """Name → live local tensor, once all of it is gathered."""
+    engine.optimizer.wait_weights()
     names = [slot.name for bucket in engine.layout.buckets for slot in bucket.slots]
     return {name: engine.optimizer.view(name)[0].double().numpy().copy() for name in names}
