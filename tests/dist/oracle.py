@@ -28,6 +28,8 @@ from dist.verdict import judge
 
 ROOT = Path(__file__).parents[2]
 Item = Case | Twins
+# On a busy machine a case may take long; one that hangs is told by gloo's own limit much earlier.
+LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +122,7 @@ def run_all(todo: Sequence[Item], path: Path, code: str, say: Callable[[str], No
     left = [item for item in todo if str(item) not in known]
     if len(left) < len(todo):
         say(f"{len(todo) - len(left)} of {len(todo)} cases stand in {path} already")
-    pool = Pool(MAX_RANKS)
+    pool = Pool(MAX_RANKS, timeout_s=LIMIT_S)
     player, start = Player(pool), time.monotonic()
     try:
         with path.open("a") as file:

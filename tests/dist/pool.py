@@ -92,19 +92,13 @@ def _find(module_name: str, file: str, function: str) -> Callable[..., Any]:
 class Pool:
     """`run(topology, function, *args)` calls `function(ranks, *args)` on the mesh's ranks, the first of the pool."""
 
-    def __init__(self, size: int = 0) -> None:
-        self.size = size
+    def __init__(self, size: int = 0, *, timeout_s: float = 120.0) -> None:
+        self.size, self.timeout_s = size, timeout_s
         self._workers: list[tuple[Any, Connection]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._groups: set[tuple[int, ...]] = set()
 
-    def run(
-        self,
-        topology: Topology,
-        function: Callable[..., Any],
-        *args: Any,
-        timeout_s: float = 120.0,
-    ) -> list[Any]:
+    def run(self, topology: Topology, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Results in rank order. `function` is at its module's top level. Raises RankError with all tracebacks."""
         world_size = topology.world_size
         if len(self._workers) < world_size:
@@ -115,19 +109,20 @@ class Pool:
         where = (function.__module__, inspect.getfile(function), function.__qualname__)
         for _, pipe in self._workers[:world_size]:
             pipe.send((where, args))
-        answers = self._collect(world_size, timeout_s)
+        answers = self._collect(world_size)
         failures = [f"rank {rank}: {value}" for rank, (ok, value) in sorted(answers.items()) if not ok]
         if failures or len(answers) < world_size:
             self.close()
             silent = [rank for rank in range(world_size) if rank not in answers]
-            raise RankError("\n".join([*failures, *([f"no answer from ranks {silent}"] if silent else [])]))
+            late = [f"no answer from ranks {silent} within {self.timeout_s:.0f} s"] if silent else []
+            raise RankError("\n".join([*failures, *late]))
         return [answers[rank][1] for rank in range(world_size)]
 
-    def _collect(self, world_size: int, timeout_s: float) -> dict[int, tuple[bool, Any]]:
+    def _collect(self, world_size: int) -> dict[int, tuple[bool, Any]]:
         """(whether it went well, result or text) by rank; after a failure the others get GRACE_S."""
         pipes = {pipe: rank for rank, (_, pipe) in enumerate(self._workers[:world_size])}
         answers: dict[int, tuple[bool, Any]] = {}
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + self.timeout_s
         while pipes and (ready := multiprocessing.connection.wait(list(pipes), max(0.0, deadline - time.monotonic()))):
             for pipe in ready:
                 assert isinstance(pipe, Connection)
