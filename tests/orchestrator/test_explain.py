@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_factory import T0, Story, clean, crash_loop, rough
+from run_factory import T0, Story
+from run_stories import clean, crash_loop, rough
 
 from orchestrator.state.rundir import RunPaths
 from orchestrator.views import status

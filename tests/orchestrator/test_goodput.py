@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_factory import STEP_S, T0, Story, clean, crash_loop, rough
+from run_factory import STEP_S, T0, Story
+from run_stories import clean, crash_loop, rough
 
 from orchestrator.state.counting import survives
 from orchestrator.state.epochs import Epoch

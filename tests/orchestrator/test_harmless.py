@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from run_factory import T0, Story, clean, crash_loop, rough
+from run_factory import T0, Story
+from run_stories import clean, crash_loop, rough
 
 from orchestrator.cli.app import run as pawl
 from orchestrator.state.records import Event

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orch_worlds as w
 import pytest
-import run_factory
+import run_stories
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -48,8 +48,8 @@ MARK = "\u2603here\u2603"
 
 def examples() -> list[dict[str, object]]:
     """Real lines of whole runs, and one of every kind with all the fields that readers use."""
-    told = [json.loads(event_line(event)) for event in run_factory.rough().events]
-    told += [json.loads(event_line(event)) for event in run_factory.crash_loop().events]
+    told = [json.loads(event_line(event)) for event in run_stories.rough().events]
+    told += [json.loads(event_line(event)) for event in run_stories.crash_loop().events]
     full = {name: None for kind in facts.KINDS for name in facts._FIELDS[kind]}
     for number, kind in enumerate(facts.KINDS, start=1):
         data = {name: full[name] for name in facts._FIELDS[kind]} | {"note": {"of": ["a", 1.5]}}
@@ -135,4 +135,4 @@ def test_what_is_written_today_is_read() -> None:
     assert [
         parse_event(json.dumps(line)) for line in LINES if isinstance(parse_event(json.dumps(line)), Unreadable)
     ] == []
-    assert asdict(replay(run_factory.rough().events))
+    assert asdict(replay(run_stories.rough().events))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_factory import rough
+from run_stories import rough
 
 from orchestrator.errors import PawlError, UsageError
 from orchestrator.state.rundir import RunPaths

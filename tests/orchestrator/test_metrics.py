@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
-from run_factory import clean, crash_loop, rough
+from run_stories import clean, crash_loop, rough
 
 from orchestrator.agent.shm import STEP_BUCKET_BOUNDS_S, Beat, Phase, Stats
 from orchestrator.agent.stats import RankBlock, StatsKeeper

@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from run_factory import Story, clean, crash_loop, rough
+from run_factory import Story
+from run_stories import clean, crash_loop, rough
 
 from orchestrator.errors import PawlError
 from orchestrator.state.epochs import Epoch

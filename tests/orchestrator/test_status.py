@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from run_factory import Story, clean, crash_loop, rough
+from run_factory import Story
+from run_stories import clean, crash_loop, rough
 
 from orchestrator.views import human
 from orchestrator.views.records import RunState, RunView

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_factory import T0, Story, clean, crash_loop, rough
+from run_factory import T0, Story
+from run_stories import clean, crash_loop, rough
 
 from orchestrator.agent.record import NodeRecord, RankPlace, write_record
 from orchestrator.state.epochs import Epoch

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from run_factory import Story, clean, crash_loop, rough
+from run_factory import Story
+from run_stories import clean, crash_loop, rough
 
 from orchestrator.views.records import RunView
 from orchestrator.views.run_view import RunInputs, build_view
