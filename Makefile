@@ -4,8 +4,11 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.pawl-ready
 CODE := orchestrator trainer tests ops
-# Folders of `make test`, in the order in which they run (tests/conftest.py prints minutes per group).
-TESTS := tests
+# Folders of `make test`: those that share the cores well, and those that start several processes themselves
+# (tests/conftest.py prints minutes per group).
+SIDE_BY_SIDE := tests/cases tests/contract tests/orchestrator tests/trainer tests/mutations tests/architecture
+ONE_BY_ONE := tests/dist tests/e2e
+AT_ONCE := -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo test check oracle mutations mutations-table bench lock golden clean
 
@@ -20,13 +23,14 @@ demo: $(READY)  ## the main job on this machine: text -> run -> dead node -> han
 	@$(PY) -m ops.demo.run
 
 test: $(READY)  ## all tests
-	$(PY) -m pytest $(TESTS)
+	$(PY) -m pytest $(AT_ONCE) $(SIDE_BY_SIDE)
+	$(PY) -m pytest $(ONE_BY_ONE)
 
 check: $(READY)  ## format, lint, types, import rules and the fast tests
 	$(VENV)/bin/ruff format --check $(CODE)
 	$(VENV)/bin/ruff check $(CODE)
 	$(VENV)/bin/mypy
-	$(PY) -m pytest -q tests/architecture tests/orchestrator tests/trainer tests/contract tests/mutations
+	$(PY) -m pytest -q $(AT_ONCE) $(SIDE_BY_SIDE)
 
 oracle: $(READY)  ## every mesh of at most 8 ranks against one process -> build/oracle.json (goes on where it stopped)
 	PYTHONPATH=tests $(PY) -m dist.oracle

@@ -34,9 +34,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.write_sep("-", "minutes per group")
+    at_once = len(terminalreporter.config.getoption("tx", None) or [None])  # processes that tests are shared out to
+    terminalreporter.write_sep("-", "minutes per group" + (f", {at_once} tests at once" if at_once > 1 else ""))
     for group, seconds in sorted(_seconds.items()):
-        terminalreporter.write_line(f"{group:<24}{seconds / 60:6.2f} min")
+        terminalreporter.write_line(f"{group:<24}{seconds / 60 / at_once:6.2f} min")
 
 
 @pytest.fixture(autouse=True)
