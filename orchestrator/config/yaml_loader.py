@@ -216,8 +216,10 @@ class _Builder:
 
     def count(self, num: int, line: int, path: tuple[str, ...]) -> None:
         self.num_nodes += num
-        if self.num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
-            limit = f"at most {MAX_NODES} values, {MAX_DEPTH} deep"
+        if len(path) > MAX_DEPTH:
+            raise _Refused(line=line, message="nested too deep", expected=f"at most {MAX_DEPTH} levels")
+        if self.num_nodes > MAX_NODES:
+            limit = f"at most {MAX_NODES} values"
             raise _Refused(line=line, message="too large when its aliases are written out", expected=limit)
 
     def check_tag(self, event: Any, path: tuple[str, ...], line: int) -> None:
