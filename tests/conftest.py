@@ -1,11 +1,12 @@
 """Shared by all tests: minutes per group at the end, golden files, and a clean environment.
 
-A group is a top folder of tests/; the shares of a full run are in CONTRIBUTING.md.
+The shares of a full run are in CONTRIBUTING.md.
 """
 
 import os
 from collections import defaultdict
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -14,23 +15,22 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
-GROUPS = {
-    "architecture": "unit",
-    "contract": "unit",
-    "orchestrator": "unit",
-    "trainer": "unit",
-    "dist": "oracle",
-    "mutations": "unit",
-    "e2e": "demo and kill/resume",
-    "cases": "public files",
-}
+GROUPS = (  # the first that fits
+    ("*/test_checkpoint_*", "checkpoints"),
+    ("e2e/test_train_*", "checkpoints"),  # trainers alone or under torchrun: kill, drain, load elsewhere
+    ("e2e/test_demo_*", "demo and kill/resume"),
+    ("e2e/test_kill_resume*", "demo and kill/resume"),
+    ("e2e/test_abandoned*", "demo and kill/resume"),
+    ("dist/*", "oracle"),
+    ("cases/*", "public files"),
+    ("*", "unit"),
+)
 _seconds: dict[str, float] = defaultdict(float)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    folder = Path(report.fspath).parts
-    name = folder[1] if len(folder) > 1 else "other"
-    _seconds[GROUPS.get(name, name)] += report.duration
+    file = report.fspath.removeprefix("tests/")
+    _seconds[next(group for pattern, group in GROUPS if fnmatchcase(file, pattern))] += report.duration
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
