@@ -6,6 +6,7 @@ TrainerError (1)
 ├── DataError (88)            a shard or record cannot be read as described
 │   └── UsageError (2)        an argument of a command names something that is not there or does not fit
 ├── CheckpointInvalid (89)    the checkpoint named by the cycle does not verify
+├── DesyncError (91)          ranks that must hold the same bits do not
 └── Interrupted (130)         a person pressed Ctrl-C
 """
 
@@ -61,3 +62,14 @@ class CheckpointInvalid(TrainerError):
     def __init__(self, message: str, *, bad_file: Path | None = None) -> None:
         super().__init__(message)
         self.bad_file = bad_file
+
+
+class DesyncError(TrainerError):
+    """All ranks found that copies differ. `suspects`: the ranks that most copies contradict, () where nobody knows."""
+
+    exit_code = 91
+    kind = "desync"
+
+    def __init__(self, message: str, *, suspects: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.suspects = suspects

@@ -1,7 +1,8 @@
 """The training loop: what happens between two step borders, and at a border.
 
     border ─ control word ─ DATA batch ─ STEP update ─ agree ─┬─ finite? ─ no ─▶ NonFiniteError (nobody has moved)
-       ▲                                                      └─ SAVE at the interval, at the end, on save or drain
+       ▲                                                      ├─ compare replicas at their interval and before a save
+       │                                                      └─ SAVE at the interval, at the end, on save or drain
        └─── EVAL at its interval and at the end ◀─── line, beat, stats, garbage ◀──┘
 
 The loop knows neither mesh nor files: it is given an engine, a loader, a way to save and a journal. `RunState` in, the
@@ -79,13 +80,15 @@ class LoopPlan:
     """What the config asks of the loop.
 
     `lr` and `weight_decay` are functions of the 1-based step, `cost` (of the step that is due) of the samples consumed.
-    validation_interval None: held-out sets are measured after the last step only.
+    validation_interval None: held-out sets are measured after the last step only. replica_interval None: replicas are
+    not compared between saves.
     """
 
     epoch: Epoch
     train_steps: int
     checkpoint_interval: int
     validation_interval: int | None = None
+    replica_interval: int | None = None
     cost: Callable[[int], StepCost]
     lr: Callable[[int], float]
     weight_decay: Callable[[int], float]
@@ -134,20 +137,22 @@ class TrainLoop:
         control: Control,
         journal: Journal,
         save: Callable[[RunState, Callable[[], None]], SavedLike],
+        compare: Callable[[RunState], None],
         memory: Callable[[], tuple[int, int]],
         validated: Callable[[int], bool],
     ) -> None:
         self.engine, self.loader, self.plan = engine, loader, plan
         self.ahead = ReadAhead(loader)
         self.beats, self.control, self.journal = beats, control, journal
-        self._save, self._memory, self._validated = save, memory, validated
+        self._save, self._compare, self._memory, self._validated = save, compare, memory, validated
         self.checkpoint: str | None = None
 
     def run(self, state: RunState) -> LoopEnd:
         """Train from `state` to the last step or a drain, then stop at that border with a checkpoint committed.
 
         A validation that an earlier launch owes, because it ended between a save and the pass, is made up first.
-        Raises NonFiniteError (the weights are those of the step before), DataError, and whatever the engine raises.
+        Raises NonFiniteError (the weights are those of the step before), DesyncError, DataError, and whatever the
+        engine raises.
         """
         gc.collect()
         gc.disable()  # collected at borders instead: on thousands of ranks one of them always pauses in mid-step
@@ -242,8 +247,10 @@ class TrainLoop:
         )
         self.count(taken)
         if self.is_save_due(state, taken.agreed):
-            self.save(taken)
+            self.save(taken)  # compares replicas itself
         else:
+            if self.plan.replica_interval is not None and state.step % self.plan.replica_interval == 0:
+                self._compare(state)
             self.write_line(taken, save_s=None)
         self.beats.publish_stats()
         if state.step % GC_INTERVAL_STEPS == 0:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.errors import CheckpointInvalid, TrainerError
+from trainer.errors import CheckpointInvalid, DesyncError, TrainerError
 from trainer.fsio import write_atomic
 from trainer.records import ExceptionFacts, Outcome, to_json
 
@@ -21,7 +21,7 @@ DONE, DRAINED, CRASHED, HANG_SELF_KILL = 0, 75, 1, 90
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """Why a rank ends. `checkpoint` is the newest one this process committed or loaded."""
+    """Why a rank ends. `checkpoint` is the newest one this process committed or loaded, `suspects` are ranks."""
 
     kind: str
     exit_code: int
@@ -29,6 +29,7 @@ class Ending:
     exception: ExceptionFacts | None = None
     checkpoint: str | None = None
     bad_file: Path | None = None
+    suspects: tuple[int, ...] = ()
 
 
 def ending_of(error: BaseException, *, checkpoint: str | None = None) -> Ending:
@@ -41,6 +42,7 @@ def ending_of(error: BaseException, *, checkpoint: str | None = None) -> Ending:
         exception=ExceptionFacts(type=type(error).__name__, message=str(error), frame=innermost_frame(error)),
         checkpoint=checkpoint,
         bad_file=error.bad_file if isinstance(error, CheckpointInvalid) else None,
+        suspects=error.suspects if isinstance(error, DesyncError) else (),
     )
 
 

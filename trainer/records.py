@@ -76,7 +76,10 @@ class ExceptionFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a rank ended under its own control. `step` = completed steps; the step that failed is step + 1."""
+    """How a rank ended under its own control. `step` = completed steps; the step that failed is step + 1.
+
+    `suspects`: ranks that this one, and all others, take for the cause.
+    """
 
     rank: int
     node: str
@@ -89,6 +92,7 @@ class Outcome:
     exception: ExceptionFacts | None
     checkpoint: str | None
     bad_file: str | None
+    suspects: tuple[int, ...] = ()
     written_unix: float
 
 
@@ -156,7 +160,9 @@ def _finite(values: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 def _finite_rows(value: Any) -> Any:
-    return [_finite(row)[0] for row in value] if isinstance(value, tuple) else value
+    if isinstance(value, Mapping):
+        return _finite(value)[0]
+    return [_finite_rows(row) for row in value] if isinstance(value, tuple) else value
 
 
 def parse_cycle(body: Mapping[str, object]) -> Cycle:

@@ -30,6 +30,7 @@ from trainer.config.tree import without_secrets
 from trainer.control import Control
 from trainer.data.loader import Loader
 from trainer.device import device_name, memory_bytes
+from trainer.digests import check_replicas
 from trainer.engine import Engine
 from trainer.errors import ConfigError
 from trainer.flops import peak_flops, step_flops
@@ -42,13 +43,14 @@ from trainer.mesh.topology import Topology
 from trainer.outcome import DONE, DRAINED, HANG_SELF_KILL, Ending, ending_of, leave, relative_to_run, write_outcome
 from trainer.peers import agree, wait_for_peers
 from trainer.records import UNSUPERVISED, Cycle, Epoch, Outcome
+from trainer.replicas import Scope
 from trainer.schedules import batch_size_at, lr_at, weight_decay_at
 from trainer.signals import DrainFlag, install_alone, install_supervised
 from trainer.throughput import StepCost
 
 COLLECTIVE_TIMEOUT_S = 1800.0  # a last resort: the agent's phase limits find a hang much earlier, and name the rank
 LAST_WORD_S = 5.0
-AGREED_ENDINGS = frozenset({"done", "drained", "nonfinite"})
+AGREED_ENDINGS = frozenset({"done", "drained", "nonfinite", "desync"})
 
 
 def main(args: Namespace) -> int:
@@ -111,6 +113,7 @@ class TrainerProcess:
                 control=Control(beats, drain),
                 journal=journal,
                 save=lambda state, before_commit: self.save(engine, state, config, before_commit),
+                compare=lambda state: check_replicas(engine, step=state.step, scope=Scope.ALL),
                 memory=lambda: memory_bytes(context.device) or (0, 0),
                 validated=lambda step: self.validated(step, context),
             )
@@ -209,6 +212,7 @@ class TrainerProcess:
             run=config.general.run,
             config_text=self.config_text,
             tokenizer=self.tokenizer,
+            compare=Scope.TIED if config.parallelism.replica_check_interval is None else Scope.ALL,
             before_commit=before_commit,
         )
         self.checkpoint = saved.name
@@ -259,6 +263,7 @@ class TrainerProcess:
             exception=ending.exception,
             checkpoint=ending.checkpoint,
             bad_file=relative_to_run(ending.bad_file, self.launch.run_dir),
+            suspects=ending.suspects,
             written_unix=time.time(),
         )
         try:
@@ -295,6 +300,7 @@ def loop_plan(config: Config, *, epoch: Epoch, device: str | None) -> LoopPlan:
         train_steps=train_steps,
         checkpoint_interval=config.checkpoints.checkpoint_interval,
         validation_interval=config.tokens.val_check_interval,
+        replica_interval=config.parallelism.replica_check_interval,
         cost=cost,
         lr=lambda step: lr_at(step, optimizer.learning_rate_scheduler, train_steps=train_steps),
         weight_decay=lambda step: weight_decay_at(

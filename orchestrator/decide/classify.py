@@ -29,6 +29,7 @@ _KINDS: dict[OutcomeKind, FailureClass] = {
     OutcomeKind.SPIKE: FailureClass.LOSS_SPIKE,
     OutcomeKind.DATA_ERROR: FailureClass.DATA_ERROR,
     OutcomeKind.CHECKPOINT_INVALID: FailureClass.CHECKPOINT_INVALID,
+    OutcomeKind.DESYNC: FailureClass.DESYNC,
     OutcomeKind.HANG: FailureClass.HANG_COLLECTIVE,
 }
 _WELL = (OutcomeKind.DONE, OutcomeKind.DRAINED)
@@ -54,7 +55,9 @@ def classify(seen: CycleObservation, health: Health, *, ever_stepped: bool) -> F
         lambda: _bare_end(seen, outcomes, ever_stepped),
     )
     fault = next((found for source in sources if (found := source()) is not None), None)
-    return None if fault is None else replace(fault, must_leave=_must_leave(seen, health))
+    if fault is None:
+        return None
+    return replace(fault, must_leave=tuple(dict.fromkeys((*fault.must_leave, *_must_leave(seen, health)))))
 
 
 def _must_leave(seen: CycleObservation, health: Health) -> tuple[str, ...]:
@@ -74,6 +77,8 @@ def _spoken(seen: CycleObservation, outcomes: list[Outcome], ever_stepped: bool)
 
 
 def _of_outcome(seen: CycleObservation, outcome: Outcome, cls: FailureClass) -> Fault:
+    if cls is FailureClass.DESYNC:
+        return _of_desync(seen, outcome)
     where = outcome.exception.frame if outcome.exception else None
     signature = f"{outcome.exception.type} {where or ''}" if outcome.exception else outcome.message
     entity: object = where
@@ -95,6 +100,23 @@ def _of_outcome(seen: CycleObservation, outcome: Outcome, cls: FailureClass) -> 
         step=outcome.step,
         fault_unix=outcome.written_unix,
         bad_checkpoint=bad,
+    )
+
+
+def _of_desync(seen: CycleObservation, outcome: Outcome) -> Fault:
+    """All ranks found it, so who says it first means nothing: only the nodes of the suspects are named, and leave."""
+    found = (_node_of(seen, rank) for rank in outcome.suspects)
+    nodes = tuple(dict.fromkeys(node for node in found if node is not None))
+    return Fault(
+        cls=FailureClass.DESYNC,
+        message=_sentence(outcome),
+        fingerprint=fingerprint(FailureClass.DESYNC, "", ", ".join(nodes) or None),
+        node=nodes[0] if nodes else None,
+        rank=outcome.suspects[0] if outcome.suspects else None,
+        phase=outcome.phase,
+        step=outcome.step,
+        fault_unix=outcome.written_unix,
+        must_leave=nodes,
     )
 
 
@@ -161,12 +183,13 @@ def _verdict(seen: CycleObservation, outcomes: list[Outcome]) -> Fault | None:
     cls = _VERDICT_CLASS[first.kind]
     if first.exit_code is not None and first.exit_code > 0:
         cls = EXIT_CODES.get(first.exit_code) or cls
+    found_by_all = cls is FailureClass.DESYNC  # each rank ends with its code: this one is not named
     return Fault(
         cls=cls,
         message=first.message or f"{first.kind} on {first.node}",
         fingerprint=fingerprint(cls, f"{first.kind} {first.exit_code} {first.phase}", first.node),
-        node=first.node,
-        rank=first.rank,
+        node=None if found_by_all else first.node,
+        rank=None if found_by_all else first.rank,
         phase=first.phase,
         step=first.step,
         evidence=first.evidence,

@@ -18,6 +18,7 @@ EXIT_CODES: dict[int, FailureClass | None] = {
     88: FailureClass.DATA_ERROR,
     89: FailureClass.CHECKPOINT_INVALID,
     90: FailureClass.HANG_COLLECTIVE,
+    91: FailureClass.DESYNC,
     93: FailureClass.DO_NOT_RESTART,
 }
 

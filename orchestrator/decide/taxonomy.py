@@ -37,7 +37,7 @@ class FailureClass(StrEnum):
     CUDA_OOM = "cuda_oom"
     NONFINITE = "nonfinite"
     LOSS_SPIKE = "loss_spike"
-    SDC = "sdc"
+    DESYNC = "desync"
     DATA_ERROR = "data_error"
     CHECKPOINT_INVALID = "checkpoint_invalid"
     STORAGE = "storage"
@@ -134,10 +134,10 @@ TABLE: dict[FailureClass, Treatment] = {
         ladder=(_L1,), budget=3,
         hint="a lower learning rate, or skip the window",
     ),
-    _F.SDC: Treatment(
-        evidence="replicas disagree",
-        ladder=(_L2, _L4), exclude=Exclusion.ALWAYS, budget=5,
-        hint="the named node computes wrong numbers: have it tested",
+    _F.DESYNC: Treatment(
+        evidence="exit 91: ranks that must hold the same bits do not; a node that most copies contradict leaves",
+        ladder=(_L1, _L2, _L4), exclude=Exclusion.ALWAYS, budget=5,
+        hint="a node computes or keeps wrong numbers: have the named one tested, or those of the named ranks",
     ),
     _F.DATA_ERROR: Treatment(
         evidence="exit 88: a shard or record cannot be read",

@@ -114,6 +114,7 @@ class OutcomeKind(StrEnum):
     SPIKE = "spike"
     DATA_ERROR = "data_error"
     CHECKPOINT_INVALID = "checkpoint_invalid"
+    DESYNC = "desync"
     HANG = "hang"
     CRASHED = "crashed"
 
@@ -129,7 +130,7 @@ class ExceptionInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """outcomes/rank-00042.json: written by the rank just before it exits."""
+    """outcomes/rank-00042.json: written by the rank just before it exits. `suspects`: ranks it takes for the cause."""
 
     schema_version: int = SCHEMA_VERSION
     rank: int
@@ -143,6 +144,7 @@ class Outcome:
     exception: ExceptionInfo | None = None
     checkpoint: str | None = None
     bad_file: str | None = None
+    suspects: tuple[int, ...] = ()
     written_unix: float
 
 

@@ -92,15 +92,16 @@ OUTCOME = writer.Outcome(
 
 @pytest.mark.parametrize("kind", [str(kind) for kind in reader.OutcomeKind])
 def test_outcome_from_rank_to_supervisor(kind: str) -> None:
-    text = writer.to_json(replace(OUTCOME, kind=kind, bad_file="checkpoints/x/rank-0.safetensors"))
+    text = writer.to_json(replace(OUTCOME, kind=kind, bad_file="checkpoints/x/rank-0.safetensors", suspects=(3, 7)))
     check("outcome", json.loads(text))
     read = reader.parse_outcome(text)
     assert isinstance(read, reader.Outcome), read
     assert (read.rank, read.node, read.kind, read.exit_code, read.step) == (42, "node1", kind, 1, 17)
-    assert (read.phase, read.checkpoint, read.bad_file) == (
+    assert (read.phase, read.checkpoint, read.bad_file, read.suspects) == (
         "STEP",
         OUTCOME.checkpoint,
         "checkpoints/x/rank-0.safetensors",
+        (3, 7),
     )
     assert read.epoch == ReaderEpoch(3, 1, 2)
     assert OUTCOME.exception is not None

@@ -13,9 +13,11 @@ from dist.pool import Ranks
 from reference import document_positions
 
 from trainer.data.batch import StepBatch
+from trainer.digests import check_replicas
 from trainer.engine import Engine, StepResult
 from trainer.mesh.context import ParallelContext
 from trainer.optim.storage import BucketStorage
+from trainer.replicas import Scope
 
 QUICK_STEPS, FULL_STEPS = 3, 10
 IGNORED_SAMPLES = [2, 3, 5]
@@ -104,6 +106,7 @@ def run_case(ranks: Ranks, case: Case, steps: int) -> RankRun:
     gradients = [piece for s in engine.optimizer.storages for piece in pieces(s, s.grads, 0)]
     results = train(engine, case, range(steps))
     weights = live_weights(engine)
+    check_replicas(engine, step=steps, scope=Scope.ALL)  # raises where a layout lets copies drift
     return RankRun(
         steps=results, gradients=gradients, weights=weights,
         masters=[piece for s in engine.optimizer.storages for piece in pieces(s, s.master, s.held.start)],

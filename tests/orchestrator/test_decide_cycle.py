@@ -262,6 +262,46 @@ def test_outcomes_that_name_their_class(kind: OutcomeKind, code: int, cls: Failu
     assert decision.fault is not None and decision.fault.cls is cls and decision.action is Action.RESTART
 
 
+def desync(*suspects: int, **more: object) -> tuple[Outcome, ...]:
+    """What all four ranks leave."""
+    said = {"exit_code": 91, "message": "Replicas differ after step 7: …", "suspects": suspects, **more}
+    return tuple(w.outcome(rank, OutcomeKind.DESYNC, **said) for rank in range(4))
+
+
+def test_a_rank_that_its_replicas_contradict_costs_its_node_the_place() -> None:
+    """Whoever says it first: the node of the suspect leaves, at once, and the newest checkpoint is from before."""
+    decision = decide(failing(*desync(3)))
+    assert (decision.rule, decision.level, decision.resume_from) == ("swap-node", Level.L2, w.name(5))
+    assert (decision.nodes, decision.exclude) == (("node0", "node2"), ("node1",))
+    assert decision.fault is not None
+    assert (decision.fault.cls, decision.fault.node, decision.fault.rank) == (FailureClass.DESYNC, "node1", 3)
+    assert incident_data(decision, incident_id="i")["class"] == "desync"
+    alone = decide(w.cycle(w.node(0), w.node(1), outcomes=desync(3), counting=w.counting(5)))
+    assert (alone.rule, alone.level, alone.exclude) == ("new-attempt", Level.L4, ("node1",))
+
+
+def test_replicas_that_differ_without_a_majority_cost_nobody_the_place() -> None:
+    """Two copies: nobody knows which is right, so the same nodes try again, then others do."""
+    seen, history = failing(*desync()), TRAINED
+    rules = []
+    for _ in range(3):
+        decision = decide(seen, history)
+        assert decision.fault is not None and decision.fault.node is None and decision.exclude == ()
+        rules.append((decision.rule, str(decision.level)))
+        again = w.incident(FailureClass.DESYNC, fingerprint=decision.fault.fingerprint, node=None)
+        history = replace(history, unresolved=(*history.unresolved, again))
+    assert rules == [("restart-same-nodes", "L1"), ("restart-same-nodes", "L1"), ("new-attempt", "L4")]
+
+
+def test_exit_91_without_a_word_names_no_node() -> None:
+    """Every rank ends so; the one whose outcome is missing is not the one that is wrong."""
+    verdict = AgentVerdict(kind=VerdictKind.EXITED, node="node1", rank=2, exit_code=91)
+    decision = decide(w.cycle(w.node(0), w.node(1, verdicts=(verdict,)), w.node(2, spare=True), counting=w.counting(5)))
+    assert decision.fault is not None
+    assert (decision.fault.cls, decision.fault.node, decision.fault.rank) == (FailureClass.DESYNC, None, None)
+    assert (decision.rule, decision.exclude) == ("restart-same-nodes", ())
+
+
 def test_exit_93_is_never_restarted() -> None:
     decision = decide(failing(w.outcome(0, exit_code=93, message="the licence ran out")))
     assert (decision.rule, decision.action) == ("not-restartable", Action.HOLD)

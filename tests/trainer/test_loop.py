@@ -16,7 +16,7 @@ from trainer.checkpoint.state import RunState
 from trainer.control import Control
 from trainer.data.batch import IGNORE_LABEL, StepBatch
 from trainer.data.loader import HeldOut
-from trainer.errors import DataError, NonFiniteError
+from trainer.errors import DataError, DesyncError, NonFiniteError
 from trainer.journal import Journal, validated
 from trainer.loop import LoopEnd, LoopPlan, TrainLoop, in_windows
 from trainer.records import Epoch
@@ -115,6 +115,8 @@ class Harness:
         self.loader: FakeLoader = parts.get("loader", FakeLoader())
         self.beats = open_beats(None, epoch=EPOCH, rank=0, local_rank=0)
         self.saves: list[RunState] = []
+        self.compared: list[int] = []
+        self.unequal_at: int | None = parts.get("unequal_at")
         self.phases: list[Phase] = []
         self.drain = DrainFlag()
         self.cycle_dir = cycle_dir
@@ -123,10 +125,16 @@ class Harness:
             train_steps=train_steps,
             checkpoint_interval=interval,
             validation_interval=parts.get("validation_interval"),
+            replica_interval=parts.get("replica_interval"),
             cost=lambda consumed_samples: COST,
             lr=lambda step: step / 100,
             weight_decay=lambda step: 0.1,
         )  # fmt: skip
+
+    def compare(self, state: RunState) -> None:
+        self.compared.append(state.step)
+        if state.step == self.unequal_at:
+            raise DesyncError(f"step {state.step}", suspects=(1,))
 
     def save(self, state: RunState, before_commit: Callable[[], None]) -> Saved:
         assert self.beats.phase is Phase.SAVE
@@ -139,7 +147,8 @@ class Harness:
         with Journal(self.cycle_dir, print_interval=1) as journal:
             loop = TrainLoop(
                 engine=self.engine, loader=self.loader, plan=self.plan, beats=self.beats,
-                control=Control(self.beats, self.drain), journal=journal, save=self.save, memory=lambda: (7, 9),
+                control=Control(self.beats, self.drain), journal=journal, save=self.save,
+                compare=self.compare, memory=lambda: (7, 9),
                 validated=lambda step: step in self.measured(),
             )  # fmt: skip
             return loop.run(RunState() if state is None else state)
@@ -258,6 +267,24 @@ def test_nonfinite_stops_before_the_step_counts(tmp_path: Path) -> None:
     assert [line["step"] for line in world.lines()] == [1, 2]
     assert world.beats.step == 2
     assert (world.beats.stats.nonfinite_steps_total, world.saves) == (1, [])
+
+
+def test_replicas_are_compared_at_their_interval_and_else_by_the_save(tmp_path: Path) -> None:
+    world = Harness(tmp_path, replica_interval=2)
+    world.run()
+    assert (world.compared, [state.step for state in world.saves]) == ([2], [4, 6])
+    (tmp_path / "never").mkdir()
+    never = Harness(tmp_path / "never")
+    never.run()
+    assert never.compared == []
+
+
+def test_a_step_after_which_replicas_differ_gets_no_line_and_no_save(tmp_path: Path) -> None:
+    world = Harness(tmp_path, interval=100, replica_interval=1, unequal_at=3)
+    with pytest.raises(DesyncError, match="step 3"):
+        world.run()
+    assert ([line["step"] for line in world.lines()], world.saves) == ([1, 2], [])
+    assert world.beats.step == 3
 
 
 def test_save_is_done_at_this_border_and_training_goes_on(tmp_path: Path) -> None:

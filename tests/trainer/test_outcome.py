@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import CheckpointInvalid, ConfigError, DataError, NonFiniteError, TrainerError
+from trainer.errors import CheckpointInvalid, ConfigError, DataError, DesyncError, NonFiniteError, TrainerError
 from trainer.outcome import ending_of, outcome_path, relative_to_run, write_outcome
 from trainer.records import Epoch, Outcome
 
@@ -23,6 +23,7 @@ from trainer.records import Epoch, Outcome
             "checkpoint_invalid",
             89,
         ),
+        (DesyncError("rank 3 differs", suspects=(3,)), "desync", 91),
         (TrainerError("other"), "crashed", 1),
         (ValueError("odd"), "crashed", 1),
         (SystemExit(3), "crashed", 1),

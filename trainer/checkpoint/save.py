@@ -1,5 +1,6 @@
 """Write a checkpoint so that it counts only when it is whole.
 
+    all        compare their copies (`digests.py`): a state that is not one state is not saved
     rank 0     makes .step-….partial (refuses if the name is taken)
     each rank  writes its boxes to a file of its own, syncs it, reads it back           no communication
     all        report size and digest to each other
@@ -42,9 +43,11 @@ from trainer.checkpoint.tensorfile import write_tensors
 from trainer.checkpoint.together import SaveFailed, together
 from trainer.data.format import file_xxh3
 from trainer.data.tokenizer import TOKENIZER_JSON, tokenizer_sha256
+from trainer.digests import check_replicas
 from trainer.fsio import fsync_directory, write_atomic
 from trainer.mup import attention_scale, output_multiplier
 from trainer.optim.layout import STATES
+from trainer.replicas import Scope
 
 if TYPE_CHECKING:
     from trainer.config.model import Config
@@ -81,15 +84,20 @@ def save_checkpoint(
     run: str,
     config_text: str,
     tokenizer: Mapping[str, Any] | None,
+    compare: Scope = Scope.TIED,
     before_commit: Callable[[], None] | None = None,
 ) -> SaveResult:
-    """Commit a checkpoint of `state` under `checkpoints_dir`. Comm: 3 all-gathers of a kilobyte (world).
+    """Commit a checkpoint of `state` under `checkpoints_dir`. Comm: 3 all-gathers of a kilobyte (world), and those of
+    `check_replicas`.
 
     tokenizer: its record, made once when the run starts (`tokenizer_record`). before_commit: called on rank 0 when all
-    is written and verified, just before the rename: what it records is on disk whenever the checkpoint is. Raises
-    SaveFailed on every rank if any rank fails, or if a checkpoint or a leftover of this name exists.
+    is written and verified, just before the rename: what it records is on disk whenever the checkpoint is. compare:
+    which copies must be equal before anything is made; a file holds one of them, and a load would hide the difference.
+    Raises DesyncError on every rank if they are not, SaveFailed on every rank if any rank fails, or if a checkpoint or
+    a leftover of this name exists.
     """
     began = time.monotonic()
+    check_replicas(engine, step=state.step, scope=compare)
     name = CheckpointName(state.step, parse_epoch(epoch))
     final, partial = checkpoints_dir / str(name), checkpoints_dir / partial_name(name)
     shards, leads = shards_of(engine), engine.ctx.rank == 0

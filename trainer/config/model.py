@@ -58,6 +58,8 @@ class Parallelism(Section):
     `layers_per_stage`: decoder layers of each of the pp · virtual_stages stages; missing: by cost.
     `tp_mode`: REDUCE_SCATTER is sequence parallelism: between tensor-parallel regions each tp rank keeps 1/tp of the
     tokens.
+    `replica_check_interval`: every so many steps, and before each checkpoint, ranks compare digests of what must be
+    equal on them; null: at a checkpoint, copies of tied tensors only.
     """
 
     dp: Degree
@@ -70,6 +72,7 @@ class Parallelism(Section):
     stage_placement: Literal["loop", "v"] | None = None
     layers_per_stage: list[Natural] | None = None
     tp_mode: Literal["ALL_REDUCE", "REDUCE_SCATTER"] = "ALL_REDUCE"
+    replica_check_interval: Positive | None = 100
 
 
 def _even_head_dim(given: dict[str, int]) -> int:
