@@ -24,7 +24,10 @@ BASES = (
 
 @pytest.mark.parametrize("case", quick_cases(), ids=str)
 def test_layout_equals_one_process(pool: Pool, case: Case) -> None:
-    """P2 P3 P4 P6 P16, T1 T2 T7 T8 T9, C3: loss, norm, gradients, weights, tied copies and replicas on every layout."""
+    """P2 P3 P4 P6 P16, L1 L2 L7 T1 T2 T6 T7 T8 T9 G1 G3 G4 W1 W2 W3, C3.
+
+    Loss, norm, gradients, weights, tied copies and replicas on every layout.
+    """
     assert judge(pool, case, QUICK_STEPS).faults == ()
 
 
@@ -76,7 +79,7 @@ def test_a_case_reads_back_from_its_name() -> None:
 
 
 def test_what_the_product_refuses_is_no_case() -> None:
-    """P1: kv heads that tp does not divide are refused by `check`, with the key and the sizes that would do."""
+    """P1, T3: kv heads that tp does not divide are refused by `check`, with the key and the sizes that would do."""
     config, refusals = checked(Case.of(tp=2, kv="one"))
     assert config is None and "parallelism.tp 4 heads and 1 kv heads" in refusals[0] and "tp one of 1" in refusals[0]
     assert not is_legal(Case.of(pp=5)) and is_legal(Case.of(pp=5, layers=5)) and not is_legal(Case.of(dp=3, tp=3))

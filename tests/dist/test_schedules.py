@@ -27,7 +27,9 @@ def assert_same(ours: Run, theirs: Run, what: str) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_no_schedule_changes_a_bit_in_fp32(pool: Pool, tied: bool, tmp_path: Path) -> None:
-    """m = 5: divisible by neither 2 nor 4, and more than 4. One of the schedules comes from a file of the user's."""
+    """L2, W3: m = 5: divisible by neither 2 nor 4, and more than 4. One of the schedules comes from a file of the
+    user's.
+    """
     mine = tmp_path / "mine.csv"
     mine.write_text(format_csv(make_schedule("interleaved", p=2, m=5, v=3)))
     cases: list[tuple[int, dict[str, object]]] = [(p, {"pp_engine": name}) for name in GENERATORS for p in (2, 4)]
@@ -60,6 +62,7 @@ def test_schedules_under_dp_and_tp_change_no_bit_in_fp32(pool: Pool, name: str) 
 
 
 def test_a_step_smaller_than_the_pipeline_changes_no_bit_either(pool: Pool) -> None:
+    """P4."""
     options: dict[str, object] = {"layers": LAYERS}
     ((steps, validation, _),) = pool.run(Topology(), schedule_bits, Topology(), 2, options)
     for name in GENERATORS:

@@ -8,7 +8,6 @@ from dist.step_cases import counted_ahead, fp32_bits, nan_on_one_rank, told, vot
 
 from trainer.mesh.topology import Topology
 
-
 ALONE = [(Topology(**{axis: 2}), bad, {}) for axis in ("dp", "pp", "tp") for bad in (0, 1)]
 TOGETHER: list[tuple[Topology, int, dict[str, object]]] = [
     (Topology(dp=2, pp=2), 0, {"zero_stage": 0}),
@@ -100,7 +99,7 @@ def test_pipelines_of_cut_sequences_change_no_bit_in_fp32(pool: Pool, pp_engine:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_pipeline_stages_change_no_bit_in_fp32(pool: Pool, tied: bool) -> None:
-    """pp = 4 gives the losses and weights of pp = 1, bit for bit: same order of sums, tie sites in own buffers."""
+    """W1: pp = 4 gives the losses and weights of pp = 1, bit for bit: same order of sums, tie sites in own buffers."""
     options: dict[str, object] = {"tied": tied, "layers": 4}
     ((losses, weights),) = pool.run(Topology(), fp32_bits, Topology(), 4, options)
     for other_losses, others in pool.run(Topology(pp=4), fp32_bits, Topology(pp=4), 4, options):
@@ -115,6 +114,7 @@ def test_zero_stages_change_no_bit_in_fp32(pool: Pool) -> None:
 
 
 def test_bfloat16_tie_copies_and_replicas_stay_equal(pool: Pool) -> None:
+    """W2."""
     topology = Topology(dp=2, pp=2, tp=2)
     runs = pool.run(topology, fp32_bits, topology, 10, {"dtype": "bfloat16", "tied": True})
     name = "model.embed_tokens.weight"

@@ -122,6 +122,7 @@ def test_every_tp_that_is_offered_would_do(groups: int, kv: int, tp: int, ffn: i
     ],
 )
 def test_what_cannot_be_trained_is_one_error(overrides: tuple[str, ...], words: str) -> None:
+    """L3: context parallelism is refused, so no loss is scaled by it."""
     (shown,) = errors(*overrides)
     assert words in shown and overrides[-1].split("=")[0].split(".")[-2] in shown
 
@@ -247,6 +248,7 @@ def test_what_is_odd_is_one_warning(overrides: tuple[str, ...], words: str) -> N
 
 
 def test_p4_fewer_micro_batches_than_stages_runs_but_names_both_keys_and_the_loss() -> None:
+    """P4 (torchtitan#775, nanotron#347)."""
     (shown,) = warnings("parallelism.pp=4", "tokens.batch_accumulation_per_replica=1")
     assert "tokens.batch_accumulation_per_replica" in shown and "parallelism.pp" in shown and "75%" in shown
 

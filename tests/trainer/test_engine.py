@@ -10,6 +10,7 @@ from engine_world import solo_engine, tiny_batch, tiny_config
 
 from trainer.beat import Word
 from trainer.checkpoint.state import RunState
+from trainer.data.batch import StepBatch
 from trainer.device import precision
 from trainer.engine import Engine, StepResult
 from trainer.errors import ConfigError
@@ -114,6 +115,7 @@ def test_g8_bias_correction_counts_updates_that_were_made_as_torch_does() -> Non
 
 
 def test_no_valid_label_skips_the_step_and_says_so() -> None:
+    """L7."""
     engine = solo_engine(tiny_config())
     before = snapshot(engine)
     batch = tiny_batch()
@@ -141,6 +143,7 @@ def test_a_loss_that_is_not_finite_stops_the_update_though_gradients_are(monkeyp
 
 
 def test_every_real_element_moves_and_gaps_stay_zero() -> None:
+    """G5."""
     engine = solo_engine(tiny_config(dtype="float64"))
     before = [s.weights.clone() for s in engine.optimizer.storages]
     step(engine, tiny_batch())
@@ -189,7 +192,7 @@ def test_stages_of_one_rank_change_no_bit(tied: bool, dtype: str) -> None:
 
 
 def test_splitting_the_batch_into_micro_batches_changes_nothing() -> None:
-    """Unequal valid labels per micro-batch: a mean of means would differ."""
+    """L1, P3: unequal valid labels per micro-batch: a mean of means would differ."""
     whole, split = (solo_engine(tiny_config(dtype="float64")) for _ in range(2))
     batch = tiny_batch(m=1, b=4)
     halves = replace(
@@ -198,6 +201,20 @@ def test_splitting_the_batch_into_micro_batches_changes_nothing() -> None:
     )  # fmt: skip
     a, b = step(whole, batch), step(split, halves)
     assert a.loss == pytest.approx(b.loss, rel=1e-13) and a.grad_norm == pytest.approx(b.grad_norm, rel=1e-12)
+
+
+def test_steps_of_other_shapes_in_between_leave_no_trace() -> None:
+    """L8: more or smaller micro-batches make another plan; a batch has the same gradients, to the bit, after them."""
+    engine, batch = solo_engine(tiny_config()), tiny_batch(m=3, b=2)
+
+    def gradients(of: StepBatch) -> list[torch.Tensor]:
+        engine.backward(of, num_valid=of.num_valid)
+        return [storage.grads.clone() for storage in engine.optimizer.storages]
+
+    first = gradients(batch)
+    others = [gradients(tiny_batch(1, m=m, b=b)) for m, b in ((2, 1), (1, 4), (3, 1))]
+    assert not any(same(first, other) for other in others)
+    assert same(first, gradients(batch)), "all three micro-batches are in it, and nothing of another step"
 
 
 def test_a_gradient_that_left_its_bucket_is_noticed() -> None:
@@ -219,6 +236,7 @@ def test_control_word_and_sync_after_a_load() -> None:
 
 
 def test_local_tie_sites_share_weights_but_not_gradients() -> None:
+    """W4, W2 (both sites on one rank)."""
     engine = solo_engine(tiny_config(tied=True))
     live = {name: parameter for name, parameter, _ in engine._parameters}
     head, embedding = live["lm_head.weight"], live["model.embed_tokens.weight"]

@@ -144,6 +144,7 @@ def load_in_fresh_process(folder: Path) -> dict:
 
 @pytest.mark.parametrize(("tied", "shard"), [(True, 10**9), (False, 20_000)], ids=["tied-one-file", "untied-sharded"])
 def test_transformers_loads_it_offline_and_computes_the_same_loss(tied, shard, tokenizer_dir, tmp_path):
+    """W5."""
     run = save_random(tmp_path, tied=tied, tokenizer=str(tokenizer_dir))
     done = export_hf(run.path, tmp_path / "hf", max_shard_bytes=shard)
     found = load_in_fresh_process(tmp_path / "hf")
@@ -163,6 +164,7 @@ def test_transformers_loads_it_offline_and_computes_the_same_loss(tied, shard, t
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_tensor_is_written_once_and_is_the_master_bit_for_bit(tied, tmp_path):
+    """W5."""
     run = save_random(tmp_path, tied=tied)
     export_hf(run.path, tmp_path / "hf")
     weights = {

@@ -46,6 +46,7 @@ def table(**changes: object) -> dict[str, tuple[float, float]]:
 
 
 def test_g7_without_groups_matrices_decay_and_norms_do_not() -> None:
+    """G7 (Fast-LLM#545)."""
     assert table() == PLAIN
 
 
@@ -88,6 +89,7 @@ pattern = st.sampled_from(
 def test_g7_flattened_each_parameter_keeps_its_factors_on_every_rank(
     dp: int, pp: int, tp: int, entries: list[tuple[str, float, float]], bucket: int
 ) -> None:
+    """G7."""
     groups = tuple(ParameterGroup(match=m, weight_decay_mult=wd, lr_mult=lr) for m, wd, lr in entries)
     expected = table(groups=groups)
     topology = Topology(dp=dp, pp=pp, tp=tp)

@@ -36,6 +36,7 @@ def hidden_weight_labels(padding: int = 0) -> tuple[torch.Tensor, torch.Tensor, 
 
 @pytest.mark.parametrize("chunk_numel", [1, 5 * V, 1 << 20])
 def test_cross_entropy_equals_torch_for_every_chunk_size(chunk_numel: int) -> None:
+    """T5."""
     hidden, weight, labels = hidden_weight_labels()
     loss = vocab_parallel_cross_entropy(
         hidden, weight, labels, vocab=VocabRange(V, solo()), num_valid=40, tp=solo(), chunk_numel=chunk_numel
@@ -50,7 +51,7 @@ def test_cross_entropy_equals_torch_for_every_chunk_size(chunk_numel: int) -> No
 
 
 def test_padding_rows_never_win_and_get_no_gradient() -> None:
-    """A padded row aligned with the hidden state would dominate the softmax if it took part."""
+    """T6: A padded row aligned with the hidden state would dominate the softmax if it took part."""
     hidden, weight, labels = hidden_weight_labels(padding=2)
     with torch.no_grad():
         weight[V:] = 1e3
@@ -64,6 +65,7 @@ def test_padding_rows_never_win_and_get_no_gradient() -> None:
 
 
 def test_all_labels_ignored_gives_zero_loss_and_finite_gradients() -> None:
+    """L7."""
     hidden, weight, labels = hidden_weight_labels()
     loss = vocab_parallel_cross_entropy(
         hidden, weight, torch.full_like(labels, -100), vocab=VocabRange(V, solo()), num_valid=5, tp=solo()

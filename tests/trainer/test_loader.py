@@ -95,6 +95,7 @@ def test_a_micro_batch_over_all_dp_ranks_is_one_run_of_samples(folders):
 
 
 def test_there_is_no_state_and_global_generators_are_left_alone(folders):
+    """T12."""
     torch.manual_seed(3)
     np_state, torch_state = np.random.get_state()[1].copy(), torch.get_rng_state()
     one = Loader(make_config(stage(folders)), Topology(), 0)

@@ -75,6 +75,7 @@ def slopes(*, use_mup: bool, tied: bool, lr: float) -> dict[str, float]:
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_changes_per_step_do_not_depend_on_the_width(tied: bool) -> None:
+    """P10 (nanotron#123, gpt-neox#956)."""
     hidden = slopes(use_mup=True, tied=tied, lr=LR)
     hidden.pop("logits")
     assert len(hidden) == 2 * 12 + 2
@@ -84,6 +85,7 @@ def test_changes_per_step_do_not_depend_on_the_width(tied: bool) -> None:
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_the_same_check_sees_the_standard_parametrisation_grow(tied: bool) -> None:
+    """P10."""
     found = slopes(use_mup=False, tied=tied, lr=LR)
     matrices = {name: slope for name, slope in found.items() if name.endswith("_proj")}
     assert len(matrices) == 2 * 7 and min(matrices.values()) > 2 * BOUND, matrices

@@ -29,7 +29,9 @@ axis = st.sampled_from([1, 2, 4])
 def test_every_element_is_placed_once_and_counted_once(
     dp: int, pp: int, tp: int, tied: bool, bucket: int, schedule: str
 ) -> None:
-    """Σ over ranks of the counted ranges' real elements = number of parameters, for every mesh, bucket, placement."""
+    """G1, G3, G4: Σ over ranks of the counted ranges' real elements = number of parameters, for every mesh,
+    bucket, placement.
+    """
     topology = Topology(dp=dp, pp=pp, tp=tp)
     specs = param_specs(tiny_config(dp=dp, pp=pp, tp=tp, tied=tied, layers=8, pp_engine=schedule), topology)
     by_name = {spec.name: spec for spec in specs}
@@ -145,6 +147,7 @@ def test_bucket_limit_is_kept_unless_one_parameter_is_larger() -> None:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_initial_weights_do_not_depend_on_the_mesh(tp: int) -> None:
+    """P9, T9 (Megatron-Bridge#5843)."""
     whole = param_specs(tiny_config(), Topology())
     for spec in param_specs(tiny_config(tp=tp, pp=2), Topology(tp=tp, pp=2)):
         full = draw_box(next(s for s in whole if s.name == spec.name), Box((0,) * len(spec.shape), spec.shape), seed=7)
@@ -165,6 +168,7 @@ def test_a_row_is_drawn_by_its_own_philox_key() -> None:
 
 
 def test_initial_statistics_and_independence() -> None:
+    """P9, T9."""
     specs = {spec.name: spec for spec in param_specs(tiny_config(), Topology())}
     up, down = specs["model.layers.0.mlp.up_proj.weight"], specs["model.layers.0.mlp.down_proj.weight"]
     assert up.init.std == 0.02 and down.init.std == pytest.approx(0.02 / math.sqrt(4))
@@ -178,7 +182,7 @@ def test_initial_statistics_and_independence() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_spectral_mup_scales(tied: bool) -> None:
-    """(σ, factor on the rate) of each kind of tensor: hidden matrices, both uses of the vocabulary, norms."""
+    """P9, P10: (σ, factor on the rate) of each kind of tensor: hidden matrices, both uses of the vocabulary, norms."""
     specs = {spec.name: spec for spec in param_specs(tiny_config(use_mup=True, tied=tied), Topology())}
     down, up = math.sqrt(32 / 48) / math.sqrt(48), 1 / math.sqrt(32)
     wanted = {
