@@ -1,7 +1,8 @@
 """The oracle: a transformers model in one process, the whole global batch at once, torch's AdamW.
 
 transformers is not fp64 inside: RMSNorm and the rotary tables are taken in fp32. Both are lifted to the input's dtype
-here, and the loss is taken outside the model as Σ/n_valid, so that fp64 means fp64 and 1e-10 is a fair bar.
+here where that is wider, and the loss is taken outside the model as Σ/n_valid, so that fp64 means fp64 and 1e-10 is a
+fair bar. In bf16 the model is transformers' own, with an fp32 master that the optimizer updates.
 """
 
 from collections.abc import Mapping
@@ -14,29 +15,36 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 
+def at_least_fp32(x: torch.Tensor) -> torch.Tensor:
+    """x in its own dtype, or in fp32 where that is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class LiftedRMSNorm(nn.Module):
-    """RMSNorm in the dtype of its input."""
+    """RMSNorm in the dtype of its input, at least in fp32."""
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
         self.weight, self.eps = weight, eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+        wide = at_least_fp32(x)
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
 class LiftedRotary(nn.Module):
-    """Rotary tables in the dtype of the hidden states."""
+    """Rotary tables in the dtype of the hidden states, their angles at least in fp32."""
 
     def __init__(self, head_dim: int, theta: float) -> None:
         super().__init__()
         self.head_dim, self.theta = head_dim, theta
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        exponents = torch.arange(0, self.head_dim, 2, dtype=x.dtype) / self.head_dim
-        angles = position_ids[..., None].to(x.dtype) * self.theta**-exponents
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        exponents = torch.arange(0, self.head_dim, 2, dtype=dtype) / self.head_dim
+        angles = position_ids[..., None].to(dtype) * self.theta**-exponents
         table = torch.cat((angles, angles), dim=-1)
-        return table.cos(), table.sin()
+        return table.cos().to(x.dtype), table.sin().to(x.dtype)
 
 
 def build(config: PretrainedConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
@@ -123,13 +131,16 @@ def train(
     decay_mult: Mapping[str, float],
     z_loss: float,
     label_smoothing: float,
+    masters: Mapping[str, nn.Parameter] | None = None,
 ) -> Outcome:
     """One AdamW step per batch (input_ids, labels, both [samples, T]; labels already shifted).
 
     lr_mult: factor on the rate of a parameter, 1 where it is not named; decay_mult: on its weight decay, else 1 for
-    matrices and 0 for the rest. The losses returned are the cross-entropy alone.
+    matrices and 0 for the rest. masters: what the optimizer updates, where that is not the model's own parameters;
+    those are rounded from it. The losses returned are the cross-entropy alone.
     """
-    named = dict(model.named_parameters())
+    live = dict(model.named_parameters())
+    named = dict(masters) if masters is not None else live
     groups = [
         {
             "params": [p],
@@ -143,18 +154,24 @@ def train(
     for step, (ids, labels) in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = lr[step] * group["mult"]
-        optimizer.zero_grad()
+        model.zero_grad()
         valid = int((labels != -100).sum())
-        logits = model(input_ids=ids).logits
+        logits = at_least_fp32(model(input_ids=ids).logits)
         loss = cross_entropy_sum(logits, labels) / valid
         smooth = cross_entropy_sum(logits, labels, label_smoothing=label_smoothing)
         squares = (logits.logsumexp(dim=-1).square() * (labels != -100)).sum()
         ((smooth + z_loss * squares) / valid).backward()
+        if masters is not None:
+            for name, p in live.items():
+                masters[name].grad = None if p.grad is None else p.grad.to(masters[name].dtype)
         if step == 0:
             gradients = {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
         norms.append(float(nn.utils.clip_grad_norm_(named.values(), float("inf") if clip_grad is None else clip_grad)))
         losses.append(float(loss.detach()))
         optimizer.step()
+        if masters is not None:
+            for name, p in live.items():
+                p.data.copy_(masters[name].data)
     weights = {name: p.detach().clone() for name, p in named.items()}
     return Outcome(losses=losses, grad_norms=norms, gradients=gradients, weights=weights)
 

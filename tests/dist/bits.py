@@ -1,4 +1,4 @@
-"""What must not change a bit, as a table: two plays of the oracle whose losses and weights are equal in fp32.
+"""What must not change a bit, as a table: two plays of the oracle whose losses and weights are equal in fp32 and bf16.
 
     pipeline stages and schedules   stages sum micro-batches in rising order; tie sites have buffers of their own
     recomputation                   the same kernels on the same numbers, later
@@ -6,7 +6,7 @@
     resume, validation              nothing of a run lives outside its checkpoint; a validation pass leaves no trace
 
 Gradient norms are sums of fp64 numbers in another order, so those are equal to 1e-14 instead; clipping by them is not
-seen in fp32.
+seen in fp32, where gradients are in both.
 """
 
 import hashlib
@@ -80,8 +80,8 @@ class Twins:
 
 
 def twins_of(cases: Iterable[Case]) -> tuple[Twins, ...]:
-    """Every relation that applies to each case, in fp32."""
-    bases = [case.but(dtype="float32") for case in cases]
+    """Every relation that applies to each case, in fp32 or, where the case says so, bf16."""
+    bases = [case if case["dtype"] == "bfloat16" else case.but(dtype="float32") for case in cases]
     return tuple(Twins(relation, case) for case in bases for relation in RELATIONS if relation.applies(case))
 
 

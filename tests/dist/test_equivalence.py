@@ -14,11 +14,12 @@ from dist.covering import all_pairs
 from dist.pool import Pool
 from dist.verdict import judge
 
-# All relations on three cases between which every one of them has something to change.
+# All relations on cases between which every one of them has something to change, in fp32 and in bf16.
 BASES = (
     Case.of(dp=2, pp=2, tp=2, schedule="zb-h1", sp=True, recompute="full", zero=0, bucket=100),
     Case.of(pp=4, schedule="interleaved", layers=8, split="01211111", masks=True, tied=False, m=3),
     Case.of(dp=4, zero=0, kv="one", vocab=509),
+    Case.of(dp=2, pp=2, schedule="zb-h1", recompute="selective", zero=0, bucket=100, dtype="bfloat16"),
 )
 
 

@@ -15,6 +15,7 @@ from dist.axes import DECAY, SEED, Case, config_of
 from dist.case import RankRun, global_batch, lr_at, run_case
 from dist.pool import Pool
 from numpy.typing import ArrayLike
+from torch import nn
 from transformers import AutoConfig
 
 from trainer.config.model import Config, Parallelism
@@ -47,8 +48,14 @@ class Bars:
 BARS = {
     "float64": Bars(order=np.inf, first=1e-10, gradient=1e-10, later=1e-10, weight=1e-10),
     "float32": Bars(order=2, first=1e-6, gradient=1e-5, later=1e-4, weight=1e-2),
-    "bfloat16": Bars(order=2, first=2e-2, gradient=1e-1, later=2e-1, weight=5e-1),
 }
+SUMS_TO = 1e-12
+"""The same squares in fp64, added in another order."""
+LOSES_AT_MOST = 3.0
+"""In bf16: our errors over those of transformers' own bf16 run, both against fp64. Two sound runs round differently, so
+that neither is the other's reference."""
+LAST_PLACE = 2.0**-9
+"""Half a unit in bf16's last place: a single number, such as a loss, can be nearer than that by luck."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +68,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A reference run, its weights before it, and its Σ loss over the batch after the last step with their number."""
+    """A reference run, its weights before it, and its Σ loss over the batch after the last step with their number.
+
+    `bars`: how near a run of the case's dtype has to come.
+    """
 
     outcome: reference.Outcome
     start: dict[str, torch.Tensor]
     after: tuple[float, int]
+    bars: Bars
 
 
 def judge(pool: Pool, case: Case, steps: int) -> Verdict:
@@ -86,10 +97,14 @@ def compare(case: Case, runs: Sequence[RankRun], known: Reference) -> Verdict:
 
 def _errors(case: Case, run: RankRun, ours: Assembled, known: Reference) -> Iterator[tuple[str, float, float]]:
     """(what, relative error, the bar it must be under)."""
-    bars, theirs = BARS[case["dtype"]], known.outcome
+    bars, theirs = known.bars, known.outcome
     losses, norms = [s.loss for s in run.steps], [s.grad_norm for s in run.steps]
     yield "loss of the first step", relative(losses[0], theirs.losses[0]), bars.first
     yield "gradient norm of the first step", relative(norms[0], theirs.grad_norms[0]), bars.first
+    blocks = run.steps[0].grad_norms or {}
+    error = relative(list(blocks.values()), list(by_block(theirs.gradients).values()), bars.order)
+    yield "gradient norms by block of the first step", error, bars.gradient
+    yield "their squares' sum", relative(sum(norm**2 for norm in blocks.values()), norms[0] ** 2), SUMS_TO
     yield "loss", relative(losses, theirs.losses), bars.later
     yield "gradient norm", relative(norms, theirs.grad_norms), bars.later
     yield "validation loss", relative(run.validation[0], known.after[0]), bars.later
@@ -99,6 +114,16 @@ def _errors(case: Case, run: RankRun, ours: Assembled, known: Reference) -> Iter
         start = 0.0 if bars.order == np.inf else known.start[name].numpy()
         error = relative(value - start, theirs.weights[name].numpy() - start, bars.order)
         yield f"weight {name} on stage {stage}", error, bars.weight
+
+
+def by_block(gradients: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The norm of each block's gradients, in the order of the parameters."""
+    squares: dict[str, float] = {}
+    for name in gradients:
+        block = name.split(".self_attn.")[0].split(".mlp.")[0].split(".input_layernorm.")[0]
+        block = block.split(".post_attention_layernorm.")[0].removesuffix(".weight")
+        squares[block] = squares.get(block, 0.0) + float(gradients[name].double().square().sum())
+    return {block: square**0.5 for block, square in squares.items()}
 
 
 def _missing(case: Case, run: RankRun, ours: Assembled, known: Reference) -> Iterator[str]:
@@ -131,14 +156,32 @@ def expected(case: Case, steps: int) -> Reference:
     alone = {
         "parallelism": Parallelism(dp=1, pp=1, tp=1),
         "tokens": tokens,
-        "model": replace(config.model, dtype="float64", recompute="none", recompute_interval=1),
+        "model": replace(config.model, dtype="float64", recompute="none", recompute_interval=1, compile="none"),
         "optimizer": config.optimizer.model_copy(update={"zero_stage": 1}),
     }
-    return _train(config.model_copy(update=alone).model_dump_json(), steps)
+    text = config.model_copy(update=alone).model_dump_json()
+    exact = _train(text, steps, "float64")
+    bars = BARS[case["dtype"]] if case["dtype"] in BARS else _bars(_train(text, steps, case["dtype"]), exact)
+    return replace(exact, bars=bars)
+
+
+def _bars(narrow: Reference, exact: Reference) -> Bars:
+    """What a run as narrow as `narrow` may lose, from what `narrow` loses itself."""
+    ours, theirs = narrow.outcome, exact.outcome
+    sizes = [(ours.losses, theirs.losses), (ours.grad_norms, theirs.grad_norms)]
+    first = max(relative(a[0], b[0]) for a, b in sizes)
+    later = max(relative(a, b) for a, b in (*sizes, (narrow.after[0], exact.after[0])))
+    gradient = max(relative(ours.gradients[name], value, 2) for name, value in theirs.gradients.items())
+    weight = max(relative(ours.weights[n] - exact.start[n], w - exact.start[n], 2) for n, w in theirs.weights.items())
+    return Bars(
+        order=2, first=LOSES_AT_MOST * max(first, LAST_PLACE), gradient=LOSES_AT_MOST * gradient,
+        later=LOSES_AT_MOST * max(later, LAST_PLACE), weight=LOSES_AT_MOST * weight,
+    )  # fmt: skip
 
 
 @cache
-def _train(config_json: str, steps: int) -> Reference:
+def _train(config_json: str, steps: int, dtype: str) -> Reference:
+    """A reference run computed in `dtype`."""
     config = Config.model_validate_json(config_json)
     shape, samples = config.model.model_config, config.global_batch_size
     start = {
@@ -146,7 +189,10 @@ def _train(config_json: str, steps: int) -> Reference:
         for spec in param_specs(config, Topology())
     }
     keys = {name: getattr(shape, name) for name in SHAPE_KEYS if hasattr(shape, name)}
-    model = reference.build(AutoConfig.for_model(shape.model_type, **keys), start, torch.float64)
+    compute: torch.dtype = getattr(torch, dtype)
+    is_narrow = compute.itemsize < 4
+    rounded = {name: weight.to(compute) for name, weight in start.items()}
+    model = reference.build(AutoConfig.for_model(shape.model_type, **keys), rounded, compute)
     is_mup = config.model.init_method.use_mup
     if is_mup:
         reference.apply_mup(model)
@@ -164,8 +210,11 @@ def _train(config_json: str, steps: int) -> Reference:
         betas=(factory.adam_beta1, factory.adam_beta2), eps=factory.adam_eps, weight_decay=DECAY,
         clip_grad=config.optimizer.clip_grad, lr_mult=rates, z_loss=config.optimizer.z_loss_coefficient,
         label_smoothing=config.optimizer.label_smoothing, decay_mult=decays,
+        masters={name: nn.Parameter(weight.float()) for name, weight in start.items()} if is_narrow else None,
     )  # fmt: skip
     ids, labels = global_batch(samples, shape.vocab_size, steps)
     with torch.no_grad():
-        after = float(reference.cross_entropy_sum(model(input_ids=ids).logits, labels))
-    return Reference(outcome=outcome, start=start, after=(after, int((labels != -100).sum())))
+        after = float(reference.cross_entropy_sum(reference.at_least_fp32(model(input_ids=ids).logits), labels))
+    return Reference(
+        outcome=outcome, start=start, after=(after, int((labels != -100).sum())), bars=BARS["float64"],
+    )  # fmt: skip
