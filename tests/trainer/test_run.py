@@ -14,8 +14,12 @@ from record_factory import CYCLE
 
 from trainer import run as run_module
 from trainer.beat import CONTROL, CONTROL_AT, HEADER, HEADER_BYTES, MAGIC, RANK_STRIDE, VERSION, Word
+from trainer.checkpoint import save as save_module
 from trainer.data.tokenizer import tokenizer_sha256
+from trainer.engine import Engine
+from trainer.errors import DesyncError
 from trainer.launch import read_launch
+from trainer.replicas import Scope
 from trainer.run import TrainerProcess
 
 
@@ -92,6 +96,35 @@ def test_an_unexpected_error_is_a_crash_with_its_frame(tmp_path: Path, monkeypat
     left = outcome(trainer)
     assert (left["kind"], left["message"]) == ("crashed", "RuntimeError: out of luck")
     assert left["exception"]["frame"].endswith("in explode")
+
+
+@pytest.mark.parametrize("interval", [2, 100, None])
+def test_replicas_that_differ_end_the_rank_with_the_suspects_named_and_nothing_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: int | None
+) -> None:
+    """Between saves, before a save, and at a save with digests off, where tied copies are compared alone."""
+    scopes: list[tuple[int, Scope]] = []
+
+    def differ(engine: Engine, *, step: int, scope: Scope) -> None:
+        scopes.append((step, scope))
+        raise DesyncError(f"Replicas differ after step {step}", suspects=(5,))
+
+    for module in (run_module, save_module):
+        monkeypatch.setattr(module, "check_replicas", differ)
+    path = tiny_run.make(tmp_path, interval=3)
+    body = yaml.safe_load(path.read_text())
+    body["parallelism"]["replica_check_interval"] = interval
+    path.write_text(yaml.safe_dump(body))
+    run_dir = tmp_path / "run"
+    trainer = process(path, run_dir, cycle=make_cycle(run_dir, 1))
+    assert trainer.run() == 91
+    left = outcome(trainer)
+    step = 2 if interval == 2 else 3
+    assert scopes == [(step, Scope.TIED if interval is None else Scope.ALL)]
+    assert (left["kind"], left["suspects"], left["step"]) == ("desync", [5], step)
+    assert f"after step {step}" in left["message"] and left["checkpoint"] is None
+    assert list((run_dir / "checkpoints").iterdir()) == []
+    assert [line[0] for line in lines_of(trainer)] == list(range(1, step))
 
 
 def make_cycle(run_dir: Path, number: int, **changes: Any) -> Path:
