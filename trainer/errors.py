@@ -1,6 +1,6 @@
 """The trainer's errors, each with the exit code the orchestrator acts on.
 
-TrainerError (1)
+TrainerError (1; 92 where a full or failing file system is the cause)
 ├── ConfigError (78)          the config or the launch is wrong: an edit is needed, never retried
 ├── NonFiniteError (86)       loss or gradients are not finite on some rank
 ├── DataError (88)            a shard or record cannot be read as described

@@ -5,6 +5,7 @@ that ends under its own control leaves outcomes/rank-00042.json. No file from a 
 which is itself a fact.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -16,7 +17,8 @@ from trainer.errors import CheckpointInvalid, DesyncError, TrainerError
 from trainer.fsio import write_atomic
 from trainer.records import ExceptionFacts, Outcome, to_json
 
-DONE, DRAINED, CRASHED, HANG_SELF_KILL = 0, 75, 1, 90
+DONE, DRAINED, CRASHED, HANG_SELF_KILL, STORAGE = 0, 75, 1, 90, 92
+STORAGE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EREMOTEIO})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +35,33 @@ class Ending:
 
 
 def ending_of(error: BaseException, *, checkpoint: str | None = None) -> Ending:
-    """The ending an exception stands for; what is no TrainerError is a crash."""
+    """The ending an exception stands for; what is no TrainerError is a crash.
+
+    A crash because a file system is full or failing has an exit code of its own: there, the outcome file that would
+    say so cannot be written either.
+    """
     known = isinstance(error, TrainerError)
+    crashed = STORAGE if is_storage_error(error) else CRASHED
     return Ending(
         kind=error.kind if isinstance(error, TrainerError) else "crashed",
-        exit_code=error.exit_code if isinstance(error, TrainerError) else CRASHED,
+        exit_code=error.exit_code if isinstance(error, TrainerError) and error.exit_code != CRASHED else crashed,
         message=str(error) if known and str(error) else f"{type(error).__name__}: {error}",
         exception=ExceptionFacts(type=type(error).__name__, message=str(error), frame=innermost_frame(error)),
         checkpoint=checkpoint,
         bad_file=error.bad_file if isinstance(error, CheckpointInvalid) else None,
         suspects=error.suspects if isinstance(error, DesyncError) else (),
     )
+
+
+def is_storage_error(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised from, says that a file system is full or failing."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
+            return True
+        seen.add(id(error))
+        error = error.__cause__
+    return False
 
 
 def innermost_frame(error: BaseException) -> str:

@@ -19,6 +19,7 @@ EXIT_CODES: dict[int, FailureClass | None] = {
     89: FailureClass.CHECKPOINT_INVALID,
     90: FailureClass.HANG_COLLECTIVE,
     91: FailureClass.DESYNC,
+    92: FailureClass.STORAGE,
     93: FailureClass.DO_NOT_RESTART,
 }
 

@@ -150,7 +150,7 @@ TABLE: dict[FailureClass, Treatment] = {
         hint="the quarantined checkpoint is kept for inspection; check the storage",
     ),
     _F.STORAGE: Treatment(
-        evidence="ENOSPC, EIO, ESTALE, EDQUOT",
+        evidence="exit 92; ENOSPC, EIO, ESTALE, EDQUOT",
         ladder=(_L1, _L4), budget=8,
         hint="free space or quota, then resume; `pawl clean` shows what may go",
     ),

@@ -16,6 +16,7 @@ from trainer.checkpoint.together import SaveFailed
 from trainer.checkpoint.verify import choose_newest, problems
 from trainer.engine import Engine
 from trainer.errors import CheckpointInvalid, TrainerError
+from trainer.outcome import ending_of
 
 STATE = RunState(step=2, consumed_samples=16, consumed_tokens=256, adam_t=1, skip_windows=((5, 6),))
 NAME = "step-000000002.a0001g01c0001"
@@ -96,7 +97,7 @@ def test_every_rank_names_the_same_damaged_file(name: str, pool: Pool, tmp_path:
     assert set(answers) == {("CheckpointInvalid", str(bad))}
 
 
-def save_with_an_error_on_rank_1(ranks: Ranks, case: Case, folder: str, error: Exception) -> tuple[str, str]:
+def save_with_an_error_on_rank_1(ranks: Ranks, case: Case, folder: str, error: Exception) -> tuple[str, str, int]:
     engine = make_engine(ranks, case)
     plain = save_module.write_tensors
 
@@ -108,29 +109,29 @@ def save_with_an_error_on_rank_1(ranks: Ranks, case: Case, folder: str, error: E
             save_module.write_tensors = full  # type: ignore[assignment]
         save(engine, folder)
     except TrainerError as error:
-        return type(error).__name__, str(error)
+        return type(error).__name__, str(error), ending_of(error).exit_code
     finally:
         save_module.write_tensors = plain
-    return "saved", ""
+    return "saved", "", 0
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "says", "code"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
-        (RuntimeError("device-side assert"), "device-side assert"),
-        (MemoryError(), "MemoryError()"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device", 92),
+        (RuntimeError("device-side assert"), "device-side assert", 1),
+        (MemoryError(), "MemoryError()", 1),
     ],
     ids=["disk", "device", "memory"],
 )
 def test_an_error_of_one_rank_fails_the_save_on_all_and_leaves_nothing_half_made(
-    error: Exception, says: str, pool: Pool, tmp_path: Path
+    error: Exception, says: str, code: int, pool: Pool, tmp_path: Path
 ) -> None:
     case = Case.of(dp=2)
     answers = pool.run(case.topology, save_with_an_error_on_rank_1, case, str(tmp_path), error)
-    assert {kind for kind, _ in answers} == {SaveFailed.__name__}
+    assert {(kind, number) for kind, _, number in answers} == {(SaveFailed.__name__, code)}
     assert all(
         (says in text or rank == 1) and "Earlier checkpoints are untouched" in text
-        for rank, (_, text) in enumerate(answers)
+        for rank, (_, text, _) in enumerate(answers)
     )
     assert list(tmp_path.iterdir()) == [] and choose_newest(tmp_path).path is None

@@ -1,5 +1,6 @@
 """Every way a rank can end has a kind, a code and words; and a process that leaves is gone at once."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -10,6 +11,11 @@ import pytest
 from trainer.errors import CheckpointInvalid, ConfigError, DataError, DesyncError, NonFiniteError, TrainerError
 from trainer.outcome import ending_of, outcome_path, relative_to_run, write_outcome
 from trainer.records import Epoch, Outcome
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
 
 
 @pytest.mark.parametrize(
@@ -25,6 +31,10 @@ from trainer.records import Epoch, Outcome
         ),
         (DesyncError("rank 3 differs", suspects=(3,)), "desync", 91),
         (TrainerError("other"), "crashed", 1),
+        (OSError(errno.ENOSPC, "No space left on device"), "crashed", 92),
+        (caused(TrainerError("not saved"), OSError(errno.EDQUOT, "Disk quota exceeded")), "crashed", 92),
+        (caused(ConfigError("no tokenizer"), OSError(errno.EIO, "Input/output error")), "config_error", 78),
+        (OSError(errno.ENOENT, "No such file"), "crashed", 1),
         (ValueError("odd"), "crashed", 1),
         (SystemExit(3), "crashed", 1),
         (KeyboardInterrupt(), "crashed", 1),

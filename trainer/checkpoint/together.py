@@ -39,15 +39,16 @@ def together(ctx: ParallelContext, act: Callable[[], Mapping[str, Any]]) -> list
         answer = {
             "error": (str(caught) or repr(caught))[:SHOWN_CHARACTERS],
             "bad_file": None if bad_file is None else str(bad_file),
+            "errno": caught.errno if isinstance(caught, OSError) else None,
         }
         if len(json.dumps(answer)) > MESSAGE_BYTES:
-            answer = {"error": "see the log of that rank", "bad_file": None}
+            answer = {**answer, "error": "see the log of that rank", "bad_file": None}
     answers = _gather(ctx, answer)
     if error is not None:
         raise error
     for rank, other in enumerate(answers):
         if "error" in other:
-            raise _error_of(rank, other)
+            raise _error_of(rank, other) from _cause_of(other)
     return answers
 
 
@@ -56,6 +57,11 @@ def _error_of(rank: int, answer: Mapping[str, Any]) -> TrainerError:
     if answer["bad_file"] is not None:
         return CheckpointInvalid(message, bad_file=Path(answer["bad_file"]))
     return SaveFailed(message)
+
+
+def _cause_of(answer: Mapping[str, Any]) -> OSError | None:
+    """The other rank's error of the file system, for the exit code of this one."""
+    return None if answer["errno"] is None else OSError(answer["errno"], answer["error"])
 
 
 def _gather(ctx: ParallelContext, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
