@@ -270,6 +270,7 @@ cycles_seen = st.builds(
     notice=st.none() | st.sampled_from(StopNotice),
     drain_sent=st.booleans(),
     save_sent=st.booleans(),
+    profile_sent=st.booleans(),
     p99_s=st.dictionaries(st.sampled_from(PHASES), st.floats(0, 100)),
     loop_late_s=st.floats(0, 100),
     excluded=st.lists(st.sampled_from(["node0", "node3"]), max_size=1).map(tuple),

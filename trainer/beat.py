@@ -35,9 +35,11 @@ AGENT_LOST_AT = 24
 AGENT_LOST = struct.Struct("<I")  # milliseconds; 0: ranks do not look for their agent
 CONTROL_AT = 64
 CONTROL = struct.Struct("<QI")  # control_seq, control_word
+PROFILE_AT = 80
+PROFILE = struct.Struct("<QI4xQ")  # profile_seq, profile_steps, profile_ranks (bit i: local rank i records)
 
 # Bodies lie between seq (8 bytes) and crc32 (the last 4).
-BEAT_BODY = struct.Struct("<6I5QdQ36x")
+BEAT_BODY = struct.Struct("<6I5QdQQ28x")
 STATS_BODY = struct.Struct("<3Q3d3QdQdQ6d2Q2d24QQ2d484x")
 SEQ_BYTES = 8
 
@@ -85,6 +87,7 @@ class Beat:
     control_ack: int = 0
     loss: float = math.nan
     tokens: int = 0
+    profile_ack: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,6 +152,7 @@ class BeatWriter:
     ) -> None:
         self._memory = memory
         self._words = memoryview(memory).cast("Q")
+        self._local_rank = local_rank
         self._at = HEADER_BYTES + RANK_STRIDE * local_rank
         self._clock_ns = clock_ns
         self._beat = replace(beat, phase_since_ns=clock_ns())
@@ -174,6 +178,7 @@ class BeatWriter:
         loss: float | None = None,
         tokens: int | None = None,
         control_ack: int | None = None,
+        profile_ack: int | None = None,
     ) -> None:
         """Publish where this rank is; what is not given stays as it was. `phase_since_ns` moves only with the phase."""
         now = self._clock_ns()
@@ -188,6 +193,7 @@ class BeatWriter:
             loss=old.loss if loss is None else loss,
             tokens=old.tokens if tokens is None else tokens,
             control_ack=old.control_ack if control_ack is None else control_ack,
+            profile_ack=old.profile_ack if profile_ack is None else profile_ack,
         )
         self._publish(self._at, encode_beat(self._beat))
 
@@ -199,6 +205,11 @@ class BeatWriter:
         """(control_seq, word) of the agent. A word this trainer does not know is read as none."""
         seq, word = CONTROL.unpack_from(self._memory, CONTROL_AT)
         return seq, Word(word) if word <= Word.DRAIN else Word.NONE
+
+    def profile_request(self) -> tuple[int, int, bool]:
+        """(profile_seq, steps, whether this rank is to record them) of the agent; seq 0: nothing was asked for."""
+        seq, steps, ranks = PROFILE.unpack_from(self._memory, PROFILE_AT)
+        return seq, steps, bool(ranks >> self._local_rank & 1)
 
     def _publish(self, at: int, record: bytes) -> None:
         # seq goes through a memoryview of 64-bit words: one store, so a reader never sees half of it.

@@ -42,6 +42,11 @@ class Launch:
         return self.run_dir / "checkpoints"
 
     @property
+    def profile_dir(self) -> Path:
+        """Where recorded steps go."""
+        return self.run_dir / "profile"
+
+    @property
     def stacks_file(self) -> Path:
         """Where SIGUSR2 leaves the stacks of this rank."""
         return self.cycle_dir / "evidence" / f"rank-{self.rank:05d}.stacks"

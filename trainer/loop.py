@@ -12,7 +12,7 @@ next `RunState` out; everything that must survive a kill is in it.
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -23,6 +23,7 @@ from trainer.data.ahead import ReadAhead
 from trainer.data.batch import StepBatch
 from trainer.errors import NonFiniteError
 from trainer.journal import Journal
+from trainer.profiler import StepProfiler
 from trainer.records import Epoch, TrainLine
 from trainer.throughput import StepCost, rates
 from trainer.validation import Evaluates, HoldsOut, validate
@@ -49,6 +50,10 @@ class StepResultLike(Protocol):
     def next_num_valid(self) -> int: ...
     @property
     def num_pairs(self) -> int: ...
+    @property
+    def profile_steps(self) -> int: ...
+    @property
+    def grad_norms(self) -> Mapping[str, float] | None: ...
 
 
 class EngineLike(Evaluates, Protocol):
@@ -56,7 +61,7 @@ class EngineLike(Evaluates, Protocol):
 
     def train_step(
         self, batch: StepBatch, *, lr: float, weight_decay: float, adam_t: int, control_word: int,
-        num_valid: int | None, next_valid: int,
+        profile_steps: int, num_valid: int | None, next_valid: int, grad_norms: bool,
     ) -> StepResultLike: ...  # fmt: skip
 
 
@@ -81,7 +86,7 @@ class LoopPlan:
 
     `lr` and `weight_decay` are functions of the 1-based step, `cost` (of the step that is due) of the samples consumed.
     validation_interval None: held-out sets are measured after the last step only. replica_interval None: replicas are
-    not compared between saves.
+    not compared between saves. grad_norms_interval None: each block's gradient norm is taken in profiled steps only.
     """
 
     epoch: Epoch
@@ -89,6 +94,7 @@ class LoopPlan:
     checkpoint_interval: int
     validation_interval: int | None = None
     replica_interval: int | None = None
+    grad_norms_interval: int | None = None
     cost: Callable[[int], StepCost]
     lr: Callable[[int], float]
     weight_decay: Callable[[int], float]
@@ -108,6 +114,8 @@ class Taken:
     agreed: Word
     seconds: float
     data_wait_s: float
+    profile_steps: int = 0
+    grad_norms: Mapping[str, float] | None = None
 
     @property
     def computed(self) -> StepCost:
@@ -135,6 +143,7 @@ class TrainLoop:
         plan: LoopPlan,
         beats: BeatWriter,
         control: Control,
+        profiler: StepProfiler,
         journal: Journal,
         save: Callable[[RunState, Callable[[], None]], SavedLike],
         compare: Callable[[RunState], None],
@@ -143,7 +152,7 @@ class TrainLoop:
     ) -> None:
         self.engine, self.loader, self.plan = engine, loader, plan
         self.ahead = ReadAhead(loader)
-        self.beats, self.control, self.journal = beats, control, journal
+        self.beats, self.control, self.profiler, self.journal = beats, control, profiler, journal
         self._save, self._compare, self._memory, self._validated = save, compare, memory, validated
         self.checkpoint: str | None = None
 
@@ -160,10 +169,13 @@ class TrainLoop:
             if self.is_validation_due(state.step) and not self._validated(state.step):
                 self.validate(state)
             while state.step < self.plan.train_steps:
-                taken = self.take_step(state)
+                with self.profiler.step(state.step + 1):
+                    taken = self.take_step(state)
                 state = taken.state
                 word = taken.agreed
                 self.finish_step(taken)
+                self.profiler.finish(state.step)
+                self.profiler.agree(state.step, taken.profile_steps)
                 if word is not Word.NONE:
                     self.control.acknowledge()
                 if word is Word.DRAIN and state.step < self.plan.train_steps:
@@ -192,8 +204,10 @@ class TrainLoop:
             weight_decay=self.plan.weight_decay(step),
             adam_t=state.adam_t + 1,
             control_word=self.control.wish(),
+            profile_steps=self.profiler.wish(),
             num_valid=num_valid,
             next_valid=next_valid,
+            grad_norms=self.are_grad_norms_due(step),
         )
         self.ahead.note(result.next_num_valid)
         seconds = time.perf_counter() - began
@@ -211,6 +225,8 @@ class TrainLoop:
             agreed=Word(result.control_word),
             seconds=seconds,
             data_wait_s=data_wait_s,
+            profile_steps=result.profile_steps,
+            grad_norms=result.grad_norms,
         )
 
     def pass_over(self, state: RunState, *, lr: float, seconds: float) -> Taken:
@@ -228,6 +244,11 @@ class TrainLoop:
             seconds=seconds,
             data_wait_s=0.0,
         )
+
+    def are_grad_norms_due(self, step: int) -> bool:
+        """At their interval and in a profile; equal on all ranks, for they cost a collective."""
+        interval = self.plan.grad_norms_interval
+        return self.profiler.covers(step) or (interval is not None and step % interval == 0)
 
     def look_ahead(self, state: RunState) -> int:
         """Read the batch after the one that is due; this dp rank's valid labels in it, 0 if it will not be trained."""
@@ -322,6 +343,7 @@ class TrainLoop:
             hfu=rate.hfu,
             skipped=taken.skipped,
             save_s=save_s,
+            grad_norms=taken.grad_norms,
             unix=time.time(),
         )
 

@@ -98,7 +98,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainLine:
-    """One completed step. Seconds are wall seconds; `tokens` and `consumed_samples` count from the start of the run."""
+    """One completed step. Seconds are wall seconds; `tokens` and `consumed_samples` count from the start of the run.
+
+    `grad_norms`: by block (model.layers.0 …), where they were asked for.
+    """
 
     step: int
     epoch: str
@@ -118,6 +121,7 @@ class TrainLine:
     hfu: float | None
     skipped: str | None
     save_s: float | None
+    grad_norms: Mapping[str, float] | None = None
     unix: float
 
 

@@ -42,6 +42,7 @@ from trainer.mesh.context import ParallelContext, check_world_size, init_process
 from trainer.mesh.topology import Topology
 from trainer.outcome import DONE, DRAINED, HANG_SELF_KILL, Ending, ending_of, leave, relative_to_run, write_outcome
 from trainer.peers import agree, wait_for_peers
+from trainer.profiler import StepProfiler
 from trainer.records import UNSUPERVISED, Cycle, Epoch, Outcome
 from trainer.replicas import Scope
 from trainer.schedules import batch_size_at, lr_at, weight_decay_at
@@ -101,16 +102,27 @@ class TrainerProcess:
         loader = Loader(config, topology, context.rank)
         engine = Engine(config, context)
         state = self.restore(engine, context)
-        with Journal(
-            self.launch.cycle_dir if context.rank == 0 else None,
-            print_interval=config.logging.iteration_step_info_interval,
-        ) as journal:
+        with (
+            Journal(
+                self.launch.cycle_dir if context.rank == 0 else None,
+                print_interval=config.logging.iteration_step_info_interval,
+            ) as journal,
+            StepProfiler(
+                config.profiler,
+                rank=context.rank,
+                epoch_text=self.epoch.text,
+                folder=self.launch.profile_dir,
+                beats=beats,
+                wait=lambda: agree(context, dict),
+            ) as profiler,
+        ):
             loop = TrainLoop(
                 engine=engine,
                 loader=loader,
                 plan=loop_plan(config, epoch=self.epoch, device=device_name(context.device)),
                 beats=beats,
                 control=Control(beats, drain),
+                profiler=profiler,
                 journal=journal,
                 save=lambda state, before_commit: self.save(engine, state, config, before_commit),
                 compare=lambda state: check_replicas(engine, step=state.step, scope=Scope.ALL),
@@ -301,6 +313,7 @@ def loop_plan(config: Config, *, epoch: Epoch, device: str | None) -> LoopPlan:
         checkpoint_interval=config.checkpoints.checkpoint_interval,
         validation_interval=config.tokens.val_check_interval,
         replica_interval=config.parallelism.replica_check_interval,
+        grad_norms_interval=config.logging.grad_norms_interval,
         cost=cost,
         lr=lambda step: lr_at(step, optimizer.learning_rate_scheduler, train_steps=train_steps),
         weight_decay=lambda step: weight_decay_at(

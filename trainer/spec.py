@@ -8,6 +8,7 @@ Dims: V vocab · D hidden · F ffn · H heads · K kv heads · d head dim.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
+_LAYER = re.compile(r"model\.layers\.\d+")
 
 
 class InitKind(StrEnum):
@@ -97,6 +99,12 @@ def parameter_names(config: "Config") -> tuple[str, ...]:
     """Canonical names of all parameters, in the table's order; they depend on the model alone."""
     build = _Builder(config=config, topology=Topology(), placement=Placement.loop(1))
     return tuple(spec.name for spec in build.table((config.model.model_config.num_hidden_layers,)))
+
+
+def block_name(name: str) -> str:
+    """The block a canonical tensor belongs to: model.layers.3, model.embed_tokens, model.norm or lm_head."""
+    layer = _LAYER.match(name)
+    return layer.group() if layer else name.rpartition(".")[0]
 
 
 def _grouped(spec: ParamSpec, groups: "Sequence[ParameterGroup]") -> ParamSpec:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.agent import evidence, preflight, proc, shm
-from orchestrator.agent.messages import FailedRank, Stopped, Verdict
+from orchestrator.agent.messages import FailedRank, Profile, Stopped, Verdict
 from orchestrator.agent.plan import fill
 from orchestrator.agent.watch import GONE, Durations, RankWatch, judge
 from orchestrator.decide.observation import VerdictKind
@@ -177,6 +177,12 @@ class NodeCycle:
         started = all(watch.beat is not None and watch.phase != "init" for watch in self.watches)
         stepped = any(watch.has_stepped for watch in self.watches)
         return started, stepped
+
+    def ask_profile(self, order: Profile) -> None:
+        """Pass a profile order on to the ranks."""
+        wanted = {watch.rank for watch in self.watches} if order.ranks is None else set(order.ranks)
+        local_ranks = [local for local, watch in enumerate(self.watches) if watch.rank in wanted]
+        self.memory.write_profile(order.number, steps=order.steps, local_ranks=local_ranks)
 
     def forgive(self, seconds: float) -> None:
         """See RankWatch.forgive."""

@@ -29,6 +29,7 @@ from orchestrator.agent.messages import (
     Exited,
     Hello,
     Message,
+    Profile,
     Quit,
     RankReport,
     Refused,
@@ -191,6 +192,8 @@ class Agent:
                 self._begin(message.cycle)
             case Control() if self._cycle is not None and message.cycle == self._cycle.number:
                 self._cycle.memory.write_control(shm.ControlWord[message.word.upper()])
+            case Profile() if self._cycle is not None and message.cycle == self._cycle.number:
+                self._cycle.ask_profile(message)
             case Stop():
                 self._stop(message, now)
             case Quit():

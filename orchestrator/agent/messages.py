@@ -1,7 +1,7 @@
 """What supervisor and agents say to each other: frozen data, checked field by field on arrival.
 
     agent ─▶ supervisor   Hello · Report (every beat) · Exited · Stopped · Refused
-    supervisor ─▶ agent   Start · Control · Stop · Quit · Alive (every beat)
+    supervisor ─▶ agent   Start · Control · Profile · Stop · Quit · Alive (every beat)
 
 A cycle is named by number only: what is to run stands in files of the run directory that the agent reads and checks for
 itself, so whoever could speak here could still not make a node run something else. Durations are seconds on the
@@ -9,7 +9,7 @@ sender's monotonic clock; no wall clock of one machine is compared with that of 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from orchestrator.decide.observation import VerdictKind
 from orchestrator.state.codec import decode, encode
@@ -32,6 +32,7 @@ class RankReport:
     quiet_s: float
     collective_seq: int | None = None
     control_ack: int = 0
+    profile_ack: int = 0
     loss: float | None = None
     tokens: int = 0
     stats: dict[str, Any] = field(default_factory=dict)
@@ -136,6 +137,16 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Ask the cycle's ranks to record `steps` steps on these ranks (None: on all); `number` rises in a cycle from 1."""
+
+    cycle: int
+    number: int
+    steps: int
+    ranks: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """End everything of the cycle; `evidence`: dump stacks first."""
 
@@ -157,10 +168,8 @@ class Alive:
     generation: int
 
 
-Message = Hello | Report | Exited | Stopped | Refused | Start | Control | Stop | Quit | Alive
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__.lower(): kind for kind in (Hello, Report, Exited, Stopped, Refused, Start, Control, Stop, Quit, Alive)
-}
+Message = Hello | Report | Exited | Stopped | Refused | Start | Control | Profile | Stop | Quit | Alive
+_KINDS: dict[str, type[Message]] = {kind.__name__.lower(): kind for kind in get_args(Message)}
 
 
 def to_wire(message: Message) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The shared-memory file of one node: the agent's control word and a block of 1 KiB for each rank.
 
-    0      header 256 B   magic, version, sizes, agent_lost_ms, control word    written by the agent only
+    0      header 256 B   magic, version, sizes, agent_lost_ms, what is asked   written by the agent only
     256    rank block 0   beat 128 B | stats 896 B                              written by local rank 0 only
     1280   rank block 1   …
 
@@ -35,6 +35,8 @@ RANK_STRIDE = 1024
 BEAT_BYTES = 128
 STATS_BYTES = RANK_STRIDE - BEAT_BYTES
 CONTROL_OFFSET = 64
+PROFILE_OFFSET = 80
+MAX_PROFILED = 64  # local ranks: one bit each
 
 STEP_BUCKET_BOUNDS_S = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0),
@@ -43,7 +45,8 @@ STEP_BUCKET_BOUNDS_S = (
 
 _HEADER = struct.Struct("<8sIIIII")
 _CONTROL = struct.Struct("<QI")
-_BEAT = struct.Struct("<QIIIIIIQQQQQdQ")
+_PROFILE = struct.Struct("<QI4xQ")
+_BEAT = struct.Struct("<QIIIIIIQQQQQdQQ")
 _STATS = struct.Struct("<QQQQdddQQQdQdQdddddd" + "QQdd" + "24Q" + "Qdd")
 _SEQ = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
@@ -88,6 +91,7 @@ class Beat:
     control_ack: int
     loss: float
     tokens: int
+    profile_ack: int
 
     @property
     def epoch(self) -> Epoch:
@@ -234,6 +238,21 @@ class NodeMemory:
         struct.pack_into("<I", self._memory, CONTROL_OFFSET + 8, int(word))
         struct.pack_into("<Q", self._memory, CONTROL_OFFSET, self._control_seq)
         return self._control_seq
+
+    def write_profile(self, number: int, *, steps: int, local_ranks: Iterable[int]) -> None:
+        """Ask the ranks to record steps on some of them; they acknowledge `number` in `Beat.profile_ack`.
+
+        What is asked is written before the number that announces it.
+        """
+        bits = sum(1 << local for local in set(local_ranks) if local < MAX_PROFILED)
+        struct.pack_into("<I4xQ", self._memory, PROFILE_OFFSET + 8, steps, bits)
+        struct.pack_into("<Q", self._memory, PROFILE_OFFSET, number)
+
+    @property
+    def profile(self) -> tuple[int, int, int]:
+        """(number, steps, bits of the local ranks that record) as the ranks see them."""
+        number, steps, bits = _PROFILE.unpack_from(self._memory, PROFILE_OFFSET)
+        return number, steps, bits
 
     @property
     def control(self) -> tuple[int, ControlWord]:

@@ -114,6 +114,7 @@ def _report(watch: RankWatch, stats: Mapping[str, object], policy: Policy, now: 
         quiet_s=now - watch.moved_at,
         collective_seq=None if beat is None else beat.collective_seq,
         control_ack=0 if beat is None else beat.control_ack,
+        profile_ack=0 if beat is None else beat.profile_ack,
         loss=None if beat is None else finite(beat.loss),
         tokens=0 if beat is None else beat.tokens,
         stats=dict(stats),

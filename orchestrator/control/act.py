@@ -182,6 +182,6 @@ def _park(decision: Decision, ledger: Ledger, look: RunLook, paths: RunPaths) ->
     hint = decision.hint or _PARKED_HINT
     ledger.append(epoch, kind, {"rule": decision.rule, "reason": decision.reason, "hint": hint})
     for request in look.seen.requests:
-        if request.verb is not Verb.SAVE_NOW:
+        if request.verb not in (Verb.SAVE_NOW, Verb.PROFILE):
             acknowledge(paths, ledger, epoch, request, result="done")
     return decision.reason

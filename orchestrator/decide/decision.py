@@ -1,6 +1,6 @@
 """A decision: what to do, which rule said so, and why. Data; whoever acts on it adds nothing of its own.
 
-    supervisor   wait · note · start · restart · drain · save · finish · end · hold · fail · cancel
+    supervisor   wait · note · start · restart · drain · save · profile · finish · end · hold · fail · cancel
     controller   wait · launch · abandon · end · finish · hold · fail
 
 `restart` is one act: collect evidence, stop what runs, set the bad checkpoint aside, wait `backoff_s`, start the next
@@ -26,6 +26,7 @@ class Action(StrEnum):
     RESTART = "restart"
     DRAIN = "drain"
     SAVE = "save"
+    PROFILE = "profile"
     FINISH = "finish"
     END = "end"
     HOLD = "hold"

@@ -130,6 +130,7 @@ class CycleObservation:
     notice: StopNotice | None = None
     drain_sent: bool = False
     save_sent: bool = False
+    profile_sent: bool = False
     p99_s: dict[str, float] = field(default_factory=dict)
     loop_late_s: float = 0.0
     excluded: tuple[str, ...] = ()

@@ -321,6 +321,16 @@ def _save(c: CycleContext) -> Decision | None:
     return _decide(Action.SAVE, "a person asked for a checkpoint now")
 
 
+def _profile(c: CycleContext) -> Decision | None:
+    """Once every rank can hear it, and one profile after the other."""
+    if not c.asked(Verb.PROFILE) or c.seen.profile_sent or c.seen.stage is not Stage.RUNNING:
+        return None
+    for node in c.seen.training:
+        if not node.connected or not node.ranks or any(rank.phase in (None, "init") for rank in node.ranks):
+            return None
+    return _decide(Action.PROFILE, "a person asked for a profile of the next steps")
+
+
 def _healthy(c: CycleContext) -> Decision:
     ended = "" if c.seen.stage is Stage.RUNNING else f" ({c.seen.stage})"
     return _decide(Action.WAIT, f"nothing is wrong{ended}", recheck_after_s=c.policy.beat_interval_s)
@@ -365,5 +375,6 @@ CYCLE_RULES: tuple[Rule[CycleContext], ...] = (
     Rule("spare-lost", "a node that does not train is gone: say so, restart nothing", _spare_lost),
     Rule("drain", "asked to leave: checkpoint at the next step border, then exit 75", _drain),
     Rule("save-now", "a person asked for a checkpoint", _save),
+    Rule("profile", "a person asked for a profile of some steps", _profile),
     Rule("healthy", "nothing is wrong: look again", _healthy),
 )

@@ -149,56 +149,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainStep:
-    """One line of train.jsonl (rank 0). Numbers that are not finite are None with `nonfinite` set."""
-
-    schema_version: int = SCHEMA_VERSION
-    step: int
-    epoch: str
-    consumed_samples: int
-    tokens: int
-    loss: float | None
-    grad_norm: float | None
-    lr: float | None
-    num_valid: int
-    step_time_s: float
-    data_wait_s: float
-    tokens_per_s: float
-    model_flops: float
-    mfu: float | None = None
-    mfu_full_attn: float | None = None
-    mfu_megatron: float | None = None
-    hfu: float | None = None
-    skipped: str | None = None
-    save_s: float | None = None
-    nonfinite: bool = False
-    unix: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourcePoint:
-    """The held-out loss of one source; None where its set has no label."""
-
-    source: str
-    loss: float | None
-    num_valid: int
-    num_samples: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationPoint:
-    """One line of validation.jsonl."""
-
-    schema_version: int = SCHEMA_VERSION
-    step: int
-    loss: float | None
-    num_valid: int
-    num_samples: int
-    sources: tuple[SourcePoint, ...] = ()
-    unix: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestState:
     """The run state at a checkpoint besides tensors."""
 
@@ -287,17 +237,23 @@ class Verb(StrEnum):
     DRAIN = "drain"
     SAVE_NOW = "save-now"
     CANCEL = "cancel"
+    PROFILE = "profile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """control/<verb>-<ulid>: acted on once, acknowledged in the ledger by the ulid."""
+    """control/<verb>-<ulid>: acted on once, acknowledged in the ledger by the ulid.
+
+    A profile says how many `steps` are recorded (None: the default) and on which `ranks` (None: on all).
+    """
 
     schema_version: int = SCHEMA_VERSION
     verb: Verb
     by: str
     created_unix: float
     id: str = ""
+    steps: int | None = None
+    ranks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,14 +308,6 @@ def parse_cycle(text: str | None) -> Cycle | Unreadable:
 
 def parse_outcome(text: str | None) -> Outcome | Unreadable:
     return parse(Outcome, text)
-
-
-def parse_train_step(text: str | None) -> TrainStep | Unreadable:
-    return parse(TrainStep, text)
-
-
-def parse_validation_point(text: str | None) -> ValidationPoint | Unreadable:
-    return parse(ValidationPoint, text)
 
 
 def parse_manifest(text: str | None) -> Manifest | Unreadable:

@@ -28,9 +28,11 @@ def new_ulid(now_unix: float | None = None) -> str:
     return "".join(_CROCKFORD[(number >> shift) & 31] for shift in range(125, -1, -5))
 
 
-def make_request(verb: Verb, *, by: str, now_unix: float) -> Request:
+def make_request(
+    verb: Verb, *, by: str, now_unix: float, steps: int | None = None, ranks: tuple[int, ...] | None = None
+) -> Request:
     """A request as it is written."""
-    return Request(verb=verb, by=by, created_unix=now_unix)
+    return Request(verb=verb, by=by, created_unix=now_unix, steps=steps, ranks=ranks)
 
 
 def write_request(paths: RunPaths, request: Request, *, ulid: str) -> None:
@@ -77,7 +79,10 @@ def open_requests(requests: tuple[Request, ...], history: History) -> tuple[Requ
     )
 
 
-def acknowledge(paths: RunPaths, ledger: Ledger, epoch: Epoch, request: Request, *, result: str) -> None:
-    """Say in the ledger what came of a request, then remove its file. Raises OSError."""
-    ledger.append(epoch, "request_done", {"verb": str(request.verb), "id": request.id, "result": result})
+def acknowledge(
+    paths: RunPaths, ledger: Ledger, epoch: Epoch, request: Request, *, result: str, where: str | None = None
+) -> None:
+    """Say in the ledger what came of a request and where it lies, then remove its file. Raises OSError."""
+    data = {"verb": str(request.verb), "id": request.id, "result": result}
+    ledger.append(epoch, "request_done", data if where is None else {**data, "where": where})
     paths.request(str(request.verb), request.id).unlink(missing_ok=True)

@@ -4,6 +4,7 @@
         attempts/0003/{intent.json, job.sbatch, claim, nodes.json, channel.key, supervisor.log, beats/<node>}
         attempts/0003/cycles/0001/{cycle.json, train.jsonl, validation.jsonl, outcomes/rank-00042.json, …}
         checkpoints/step-000012500.a0003g01c0002/ (.….partial/ while written, .quarantine-…, .trash-…)
+        profile/step-000012500.a0003g01c0002/rank-00042.{json.gz, txt}
         metrics/targets.json
 
 Directories are 0750; control is 0700 and what may be secret 0600. A made attempt directory is the lock of its attempt.
@@ -22,7 +23,8 @@ from orchestrator.state.fsio import fsync_dir
 _CHECKPOINT = re.compile(r"step-(\d{9,15})\.(a\d{4,9}g\d{2,9}c\d{4,9})", re.ASCII)
 _NUMBER = re.compile(r"\d{4,9}", re.ASCII)
 _RANK = re.compile(r"rank-(\d{5,9})\.json", re.ASCII)
-_REQUEST = re.compile(r"(drain|save-now|cancel)-([0-9A-Za-z]{8,64})", re.ASCII)
+_TRACE = re.compile(r"rank-(\d{5,9})\.json\.gz", re.ASCII)
+_REQUEST = re.compile(r"(drain|save-now|cancel|profile)-([0-9A-Za-z]{8,64})", re.ASCII)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -89,6 +91,17 @@ def parse_outcome_name(text: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def parse_profile_name(text: str) -> CheckpointName | None:
+    """(first step, epoch) of a folder in profile/; it is named as a checkpoint is."""
+    return CheckpointName.parse(text)
+
+
+def parse_trace_name(text: str) -> int | None:
+    """The rank of rank-00042.json.gz."""
+    match = _TRACE.fullmatch(text)
+    return int(match.group(1)) if match else None
+
+
 def parse_request_name(text: str) -> tuple[str, str] | None:
     """(verb, ulid) of control/<verb>-<ulid>."""
     match = _REQUEST.fullmatch(text)
@@ -141,6 +154,13 @@ class RunPaths:
 
     def request(self, verb: str, ulid: str) -> Path:
         return self.control / f"{verb}-{ulid}"
+
+    @property
+    def profiles(self) -> Path:
+        return self.root / "profile"
+
+    def profile(self, name: str) -> Path:
+        return self.profiles / name
 
     @property
     def targets(self) -> Path:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from orchestrator.state.epochs import Epoch
+from orchestrator.state.records import SCHEMA_VERSION, Unreadable, parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class StepLine:
     step_time_s: float | None = None
     data_wait_s: float | None = None
     save_s: float | None = None
+    grad_norms: dict[str, float | None] | None = None
     tokens_per_s: float | None = None
     model_flops: float | None = None
     mfu: float | None = None
@@ -47,6 +49,57 @@ class ValidationLine:
     unix: float
     loss: float | None
     num_samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainStep:
+    """One line of train.jsonl (rank 0). Numbers that are not finite are None with `nonfinite` set."""
+
+    schema_version: int = SCHEMA_VERSION
+    step: int
+    epoch: str
+    consumed_samples: int
+    tokens: int
+    loss: float | None
+    grad_norm: float | None
+    lr: float | None
+    num_valid: int
+    step_time_s: float
+    data_wait_s: float
+    tokens_per_s: float
+    model_flops: float
+    mfu: float | None = None
+    mfu_full_attn: float | None = None
+    mfu_megatron: float | None = None
+    hfu: float | None = None
+    skipped: str | None = None
+    save_s: float | None = None
+    grad_norms: dict[str, float] | None = None
+    nonfinite: bool = False
+    unix: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePoint:
+    """The held-out loss of one source; None where its set has no label."""
+
+    source: str
+    loss: float | None
+    num_valid: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationPoint:
+    """One line of validation.jsonl."""
+
+    schema_version: int = SCHEMA_VERSION
+    step: int
+    loss: float | None
+    num_valid: int
+    num_samples: int
+    sources: tuple[SourcePoint, ...] = ()
+    unix: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +134,14 @@ def last_written_step(lines: Iterable[str]) -> int | None:
     whole, _ = _records("".join(f"{line}\n" for line in lines))
     steps = [step for record in whole if isinstance(step := record.get("step"), int)]
     return steps[-1] if steps else None
+
+
+def parse_train_step(text: str | None) -> TrainStep | Unreadable:
+    return parse(TrainStep, text)
+
+
+def parse_validation_point(text: str | None) -> ValidationPoint | Unreadable:
+    return parse(ValidationPoint, text)
 
 
 def parse_step_lines(text: str, *, epoch: Epoch) -> tuple[tuple[StepLine, ...], int]:
@@ -159,7 +220,7 @@ def _step_line(record: dict[str, object], epoch: Epoch) -> StepLine | None:
     if step is None or unix is None:
         return None
     named = record.get("epoch")
-    skipped = record.get("skipped")
+    skipped, norms = record.get("skipped"), record.get("grad_norms")
     return StepLine(
         step=step,
         epoch=(Epoch.parse(named) if isinstance(named, str) else None) or epoch,
@@ -173,6 +234,7 @@ def _step_line(record: dict[str, object], epoch: Epoch) -> StepLine | None:
         step_time_s=finite(record.get("step_time_s")),
         data_wait_s=finite(record.get("data_wait_s")),
         save_s=finite(record.get("save_s")),
+        grad_norms={str(name): finite(norm) for name, norm in norms.items()} if isinstance(norms, dict) else None,
         tokens_per_s=finite(record.get("tokens_per_s")),
         model_flops=finite(record.get("model_flops")),
         mfu=finite(record.get("mfu")),

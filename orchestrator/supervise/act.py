@@ -4,6 +4,7 @@
     start     cycle.json on disk → cycle_started → the word to the agents
     restart   evidence and SIGKILL on every node → incident, decision, teardown, cycle_ended → idle (back-off runs)
     drain     the word into the ranks' shared memory; they save at the step border and leave with 75
+    profile   the order into the ranks' shared memory; they record the next steps and train on
     end …     the same clean-up, then the attempt's last word
 
 After a restart nothing is remembered but the pause: the next cycle is started by the same rule as the first one.
@@ -24,7 +25,7 @@ from orchestrator.state import gc
 from orchestrator.state.counting import resume_step
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.ledger import Ledger, read_all
-from orchestrator.state.records import Verb
+from orchestrator.state.records import Request, Verb
 from orchestrator.state.requests import acknowledge
 from orchestrator.state.rundir import RunPaths
 from orchestrator.state.train_lines import last_written_step
@@ -33,6 +34,7 @@ from orchestrator.supervise.hub import Hub
 from orchestrator.supervise.keep import Keeper
 from orchestrator.supervise.look import Lookout
 from orchestrator.supervise.nodes import Nodes
+from orchestrator.supervise.profiling import Profiling
 from orchestrator.supervise.start import Teardown, end_cycle, new_epoch, send_start, write_cycle, write_nodes
 from orchestrator.supervise.times import CycleTimes, Recovery, furthest_step
 
@@ -65,6 +67,7 @@ class Actor:
         self._ledger, self._look, self._pump = ledger, look, pump
         events = read_all(paths.root)
         self._keeper = Keeper(paths, plan, events)
+        self._profiling = Profiling(paths)
         self._epoch = Epoch(plan.attempt, 1, 0)
         self.agent_pids: Mapping[str, int] = {}
         self._used_ports: set[int] = set()
@@ -98,6 +101,8 @@ class Actor:
             case Action.SAVE:
                 self._say(decision, "save")
                 self._look.save_sent = True
+            case Action.PROFILE:
+                self._ask_profile(decision)
             case Action.FINISH | Action.END | Action.HOLD | Action.FAIL | Action.CANCEL:
                 self._end(decision)
             case _:
@@ -164,6 +169,8 @@ class Actor:
         ]
         self._keeper.publish_targets(addresses)
         self._note_times()
+        if self._profiling.is_done(self._nodes):
+            self._answer_profile()
         counting = self._look.counting
         new = self._keeper.new_commits(counting)
         for checkpoint in reversed(new):
@@ -193,6 +200,22 @@ class Actor:
         for view in self._nodes.training:
             self._hub.send(view.name, Control(cycle=self._epoch.cycle, word=word))
 
+    def _ask_profile(self, decision: Decision) -> None:
+        request = next(request for request in self._look.requests if request.verb is Verb.PROFILE)
+        self.record("decision", decision.ledger_data())
+        order = self._profiling.order(request, self._epoch)
+        for view in self._nodes.training:
+            self._hub.send(view.name, order)
+        self._look.profile_sent = True
+
+    def _answer_profile(self) -> None:
+        """Answer the profile under way with what lies in profile/; does nothing where there is none."""
+        request = self._profiling.request
+        if request is not None:
+            found = self._profiling.close()
+            self._acknowledge_one(request, result=found.result, where=found.where)
+        self._look.profile_sent = False
+
     def _saved(self) -> None:
         if not self._look.save_sent:
             return
@@ -202,12 +225,15 @@ class Actor:
     def _acknowledge(self, verbs: tuple[Verb, ...], *, result: str) -> None:
         for request in self._look.requests:
             if request.verb in verbs:
-                acknowledge(self._paths, self._ledger, self._epoch, request, result=result)
-                self._look.learn(
-                    event
-                    for event in read_all(self._paths.root)
-                    if event.kind == "request_done" and event.data.get("id") == request.id
-                )
+                self._acknowledge_one(request, result=result)
+
+    def _acknowledge_one(self, request: Request, *, result: str, where: str | None = None) -> None:
+        acknowledge(self._paths, self._ledger, self._epoch, request, result=result, where=where)
+        self._look.learn(
+            event
+            for event in read_all(self._paths.root)
+            if event.kind == "request_done" and event.data.get("id") == request.id
+        )
 
     def _tear_down(self, decision: Decision, *, evidence: bool) -> Teardown | None:
         """End what runs and write it down; None when nothing ran."""
@@ -224,6 +250,7 @@ class Actor:
             self._incident(decision, found, detected_at=detected_at, detected_unix=detected_unix, reached=reached)
         self.record("decision", decision.ledger_data())
         self.record("teardown", {"seconds": round(found.seconds, 3), "orphans": found.orphans})
+        self._answer_profile()
         how = str(decision.fault.cls) if decision.fault is not None else decision.outcome
         self.record("cycle_ended", {"outcome": how, "exit_code": self._exit_code(), "step": reached})
         self._times = None
@@ -292,7 +319,7 @@ class Actor:
             self.record("run_held", word)
         elif decision.action is Action.FAIL:
             self.record("run_failed", word)
-        verbs = {"drained": (Verb.DRAIN, Verb.SAVE_NOW), "cancelled": tuple(Verb), "done": tuple(Verb)}
+        verbs = {"drained": (Verb.DRAIN, Verb.SAVE_NOW, Verb.PROFILE), "cancelled": tuple(Verb), "done": tuple(Verb)}
         self._acknowledge(verbs.get(outcome, ()), result=outcome)
         self.record("attempt_ended", {"outcome": outcome, "reason": decision.reason, "rule": decision.rule})
         raise Ended(outcome)

@@ -58,7 +58,7 @@ class Lookout:
         self._history: History | None = None
         self.excluded: tuple[str, ...] = exclude
         self.resume_from: str | None = None
-        self.drain_sent = self.save_sent = False
+        self.drain_sent = self.save_sent = self.profile_sent = False
         self._stage, self._stage_since = Stage.IDLE, time.monotonic()
 
     def note_signal(self, name: str) -> None:
@@ -177,6 +177,7 @@ class Lookout:
             notice=None if signal is None else _NOTICES.get(signal),
             drain_sent=self.drain_sent,
             save_sent=self.save_sent,
+            profile_sent=self.profile_sent,
             p99_s=self._nodes.p99_s(),
             excluded=self.excluded,
         )

@@ -111,6 +111,12 @@ class Nodes:
         return max((step for view in self.training for step in _steps(view)), default=None)
 
     @property
+    def profile_ack(self) -> int:
+        """The number of the newest profile order that every rank of the cycle has acknowledged."""
+        reports = [view.report for view in self.training]
+        return min((min(_profile_acks(report), default=0) for report in reports), default=0)
+
+    @property
     def all_started(self) -> bool:
         """Whether every rank of the cycle is past INIT."""
         reports = [view.report for view in self.training]
@@ -178,6 +184,10 @@ def _exit_code(view: NodeView, outcomes: tuple[Outcome, ...]) -> int | None:
 def _steps(view: NodeView) -> list[int]:
     ranks = () if view.report is None else view.report.ranks
     return [rank.step for rank in ranks if rank.step is not None]
+
+
+def _profile_acks(report: Report | None) -> list[int]:
+    return [] if report is None else [rank.profile_ack for rank in report.ranks]
 
 
 def _verdict(node: str, verdict: Verdict, now_unix: float) -> AgentVerdict:

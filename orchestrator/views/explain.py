@@ -92,6 +92,7 @@ _ACTIONS = {
     "note": "noted it",
     "drain": "asked for a checkpoint and an orderly stop",
     "save": "asked for a checkpoint",
+    "profile": "asked for a profile",
     "finish": "ended the run: it is complete",
     "end": "ended the attempt",
     "hold": "stopped relaunching (HELD)",

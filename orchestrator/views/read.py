@@ -27,7 +27,7 @@ from orchestrator.state.records import (
     parse_launch_facts,
     parse_request,
 )
-from orchestrator.state.rundir import RunPaths, parse_number, parse_request_name
+from orchestrator.state.rundir import RunPaths, parse_number, parse_profile_name, parse_request_name
 from orchestrator.state.train_lines import StepLine, ValidationLine, parse_step_lines, parse_validation_lines
 from orchestrator.views.human import plural
 from orchestrator.views.records import NodeBeat, RankView
@@ -61,9 +61,16 @@ def read_run(run_dir: Path, now: float | None = None) -> RunInputs:
         supervisor_alive=_supervisor_alive(paths),
         requests=_read_requests(paths, problems),
         targets=read_targets(paths.targets),
+        profiles=_profiles(paths),
         unread=book.unread,
         problems=tuple(problems),
     )
+
+
+def _profiles(paths: RunPaths) -> tuple[str, ...]:
+    """Folders with recorded steps, relative to the run directory, oldest first."""
+    names = [name for name in list_names(paths.profiles) or () if parse_profile_name(name) is not None]
+    return tuple(paths.relative(paths.profile(name)) for name in sorted(names, key=lambda n: n.partition(".")[::-1]))
 
 
 def numbers(folder: Path) -> tuple[int, ...]:

@@ -263,6 +263,7 @@ class RunView:
     requests: tuple[RequestView, ...]
     goodput: GoodputView
     metrics_addresses: tuple[str, ...]
+    profiles: tuple[str, ...]
     problems: tuple[str, ...]
 
     @property

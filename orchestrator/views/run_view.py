@@ -51,6 +51,7 @@ class RunInputs:
     supervisor_alive: bool | None = None
     requests: tuple[Request, ...] = ()
     targets: tuple[str, ...] = ()
+    profiles: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -111,6 +112,7 @@ def build_view(inputs: RunInputs) -> RunView:
             ettr=book.ettr,
         ),
         metrics_addresses=inputs.targets,
+        profiles=inputs.profiles,
         problems=inputs.problems,
     )
     return harmless_data(view)

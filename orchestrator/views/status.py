@@ -91,6 +91,9 @@ def _facts(view: RunView) -> list[tuple[str, RenderableType]]:
         facts.insert(4, ("held-out loss", loss(progress.validation_loss)))
     if view.lost_spares:
         facts.append(("hot spares", Text("\n".join(view.lost_spares), style="yellow")))
+    if view.profiles:
+        more = f"  (and {len(view.profiles) - 1} before)" if len(view.profiles) > 1 else ""
+        facts.append(("profile", Text(f"{view.run_dir}/{view.profiles[-1]}{more}")))
     if view.metrics_addresses:
         facts.append(("metrics", "  ".join(f"http://{address}/metrics" for address in view.metrics_addresses)))
     if view.stop is not None and view.stop.hint:

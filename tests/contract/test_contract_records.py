@@ -12,6 +12,7 @@ from record_factory import CYCLE, line
 
 from orchestrator.state import codec
 from orchestrator.state import records as reader
+from orchestrator.state import train_lines as lines_reader
 from orchestrator.state.epochs import PLAIN_EPOCH
 from orchestrator.state.epochs import Epoch as ReaderEpoch
 from trainer import records as writer
@@ -135,8 +136,8 @@ def test_train_line_from_rank_0_to_the_views(changes: dict[str, Any]) -> None:
     written = line(loss=6.931471805599453, lr=0.1 + 0.2) if not changes else line(**changes)
     text = writer.to_json(written)
     check("train_line", json.loads(text))
-    read = reader.parse_train_step(text)
-    assert isinstance(read, reader.TrainStep), read
+    read = lines_reader.parse_train_step(text)
+    assert isinstance(read, lines_reader.TrainStep), read
     assert read.nonfinite == ("nonfinite" in json.loads(text)) == (changes.get("loss") is not None)
     for field in fields(written):
         if not read.nonfinite or field.name not in changes:
@@ -149,8 +150,8 @@ def test_validation_line_from_rank_0_to_the_views() -> None:
     line = writer.ValidationLine(step=6, loss=1 / 3, num_valid=96, num_samples=3, sources=(source, empty), unix=1.0)
     text = writer.to_json(line)
     check("validation", json.loads(text))
-    read = reader.parse_validation_point(text)
-    assert isinstance(read, reader.ValidationPoint), read
+    read = lines_reader.parse_validation_point(text)
+    assert isinstance(read, lines_reader.ValidationPoint), read
     assert (read.step, read.loss, read.num_valid, read.num_samples) == (6, 1 / 3, 96, 3)
     assert [(each.source, each.loss, each.num_valid, each.num_samples) for each in read.sources] == [
         ("data/books", 1 / 3, 96, 3), ("data/code", None, 0, 0),

@@ -27,13 +27,13 @@ FORMATS = {"u32": "I", "u64": "Q", "f64": "d", "8s": "8s"}
 BEAT = rank_side.Beat(
     attempt=3, generation=1, cycle=2, rank=42, pid=4711, phase=rank_side.Phase.SAVE, step=12500,
     beat_monotonic_ns=1_000_000_007, phase_since_ns=1_000_000_003, collective_seq=99, control_ack=5, loss=2.5,
-    tokens=26_214_400_000,
+    tokens=26_214_400_000, profile_ack=7,
 )  # fmt: skip
 GOLDEN_BEAT = (
     "02000000000000000300000001000000020000002a0000006712000005000000"
     "d43000000000000007ca9a3b0000000003ca9a3b000000006300000000000000"
-    "050000000000000000000000000004400000801a060000000000000000000000"
-    "00000000000000000000000000000000000000000000000000000000d396e899"
+    "050000000000000000000000000004400000801a060000000700000000000000"
+    "00000000000000000000000000000000000000000000000000000000bab558c5"
 )
 
 
@@ -79,6 +79,9 @@ def test_header_made_by_the_agent(node: agent_side.NodeMemory) -> None:
         "agent_lost_ms": 2500,
         "control_seq": 0,
         "control_word": 0,
+        "profile_seq": 0,
+        "profile_steps": 0,
+        "profile_ranks": 0,
     }
     assert len(raw) == LAYOUT["header_bytes"] + 3 * LAYOUT["rank_stride"]
 
@@ -160,6 +163,21 @@ def test_control_word_and_its_acknowledgement(node: agent_side.NodeMemory, word:
     seen = node.read_beat(1)
     assert isinstance(seen, agent_side.Beat)
     assert seen.control_ack == seq
+
+
+def test_a_profile_order_and_its_acknowledgement_beside_the_control_word(node: agent_side.NodeMemory) -> None:
+    word = node.write_control(agent_side.ControlWord.SAVE)
+    node.write_profile(4, steps=3, local_ranks=[0, 2])
+    header = decode(node.path.read_bytes(), "header")
+    assert (header["profile_seq"], header["profile_steps"], header["profile_ranks"]) == (4, 3, 0b101)
+    assert node.profile == (4, 3, 0b101)
+    ranks = [open_rank(node, local_rank) for local_rank in range(3)]
+    assert [rank.profile_request() for rank in ranks] == [(4, 3, True), (4, 3, False), (4, 3, True)]
+    assert all(rank.control() == (word, rank_side.Word.SAVE) for rank in ranks), "neither hides the other"
+    ranks[1].beat(profile_ack=4)
+    seen = node.read_beat(1)
+    assert isinstance(seen, agent_side.Beat)
+    assert (seen.profile_ack, seen.control_ack) == (4, 0)
 
 
 def test_phases_words_and_buckets_are_the_same_three_times() -> None:

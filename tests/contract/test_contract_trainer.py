@@ -16,6 +16,7 @@ from tokenizers.models import WordLevel
 
 from orchestrator.agent.plan import fill
 from orchestrator.state import records as reader
+from orchestrator.state import train_lines as lines_reader
 from orchestrator.state.checkpoint_index import Index, parse_index
 from orchestrator.state.epochs import PLAIN_EPOCH
 from orchestrator.state.rundir import RunPaths
@@ -60,14 +61,14 @@ def test_every_record_follows_its_schema(paths: RunPaths) -> None:
 
 def test_train_lines(paths: RunPaths) -> None:
     lines = paths.train_log(0, 0).read_text().splitlines()
-    read = [reader.parse_train_step(line) for line in lines]
-    assert [step.step for step in read if isinstance(step, reader.TrainStep)] == [1, 2, 3]
+    read = [lines_reader.parse_train_step(line) for line in lines]
+    assert [step.step for step in read if isinstance(step, lines_reader.TrainStep)] == [1, 2, 3]
 
 
 def test_validation_line(paths: RunPaths) -> None:
     (line,) = paths.validation_log(0, 0).read_text().splitlines()
-    read = reader.parse_validation_point(line)
-    assert isinstance(read, reader.ValidationPoint), read
+    read = lines_reader.parse_validation_point(line)
+    assert isinstance(read, lines_reader.ValidationPoint), read
     assert read.step == 3
 
 

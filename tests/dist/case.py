@@ -76,8 +76,9 @@ def train(engine: Engine, case: Case, steps: Sequence[int]) -> list[StepResult]:
         known = results[-1].next_num_valid if results else None
         results.append(
             engine.train_step(
-                batch, lr=lr_at(step), weight_decay=DECAY, adam_t=step + 1, num_valid=known, next_valid=following
-            )
+                batch, lr=lr_at(step), weight_decay=DECAY, adam_t=step + 1, num_valid=known, next_valid=following,
+                grad_norms=not results,
+            )  # fmt: skip
         )
     return results
 

@@ -37,7 +37,8 @@ class Rank:
         self.phase_since = time.monotonic_ns()
         self.phase = INIT
         self.steps_done = 0
-        self.ack = 0
+        self.ack = self.profile_ack = 0
+        self.window = None
         faults = self.run_dir / "faults.json"
         self.faults = json.loads(faults.read_text()) if faults.exists() else []
         resume = self.cycle["resume_from"]
@@ -55,9 +56,10 @@ class Rank:
             self.phase, self.phase_since = phase, time.monotonic_ns()
         e = epoch or self.epoch
         body = struct.pack(
-            "<IIIIIIQQQQQdQ36x",
+            "<IIIIIIQQQQQdQQ28x",
             *(e["attempt"], e["generation"], e["cycle"], self.rank, os.getpid(), phase, self.step),
             *(time.monotonic_ns(), self.phase_since, self.step * 3, self.ack, 1.0 / (self.step + 1), self.step * 8),
+            self.profile_ack,
         )
         stats = struct.pack("<QQQddd", self.steps_done, self.steps_done * 8, 0, 0.0, 0.0, 0.0).ljust(884, b"\0")
         at = 256 + 1024 * self.local
@@ -67,21 +69,39 @@ class Rank:
             os.pwrite(self.shm.fileno(), part + struct.pack("<I", zlib.crc32(part)), offset + 8)
             os.pwrite(self.shm.fileno(), struct.pack("<Q", self.seq), offset)
 
-    def meet(self, word):
-        """All ranks reach this step; the highest control word wins."""
+    def meet(self, word, profile=0):
+        """All ranks reach this step: (the highest control word, the steps to profile if all ranks ask for it)."""
         folder = self.dir / "meet" / str(self.step)
         folder.parent.mkdir(exist_ok=True)
         folder.mkdir(exist_ok=True)
         temp = folder / f".{self.rank}"
-        temp.write_text(str(word))
+        temp.write_text(f"{word} {profile}")
         temp.rename(folder / str(self.rank))
         while len(found := [p for p in folder.iterdir() if not p.name.startswith(".")]) < self.world:
             time.sleep(0.003)
-        return max(int(path.read_text()) for path in found)
+        words, profiles = zip(*(map(int, path.read_text().split()) for path in found), strict=True)
+        return max(words), max(profiles) if all(profiles) else 0
 
     def control(self):
         seq, word = struct.unpack("<QI", os.pread(self.shm.fileno(), 12, 64))
         return seq, (word if seq > self.ack else 0)
+
+    def profile_wish(self):
+        seq, steps, _ = struct.unpack("<QI4xQ", os.pread(self.shm.fileno(), 24, 80))
+        return steps if seq > self.profile_ack and self.window is None else 0
+
+    def profile(self, agreed):
+        """Begin an agreed window after this step, or write the one that ends with it."""
+        seq, _, bits = struct.unpack("<QI4xQ", os.pread(self.shm.fileno(), 24, 80))
+        if self.window is not None and self.step >= self.window[1]:
+            epoch = "a{attempt:04d}g{generation:02d}c{cycle:04d}".format(**self.epoch)
+            folder = self.run_dir / "profile" / f"step-{self.window[0]:09d}.{epoch}"
+            if bits >> self.local & 1 and not self.fault("no_trace"):
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"rank-{self.rank:05d}.json.gz").write_bytes(b"trace")
+            self.window, self.profile_ack = None, seq
+        if agreed:
+            self.window = (self.step + 1, self.step + agreed)
 
     def save(self):
         self.beat(SAVE)
@@ -152,10 +172,11 @@ class Rank:
             self.misbehave()
             seq, word = self.control()
             self.step += 1
-            agreed = self.meet(word)
+            agreed, profile = self.meet(word, self.profile_wish())
             self.ack = max(self.ack, seq)
             self.steps_done += 1
             self.log_step()
+            self.profile(profile)
             if agreed or self.step % options.save_every == 0 or self.step == options.steps:
                 self.save()
                 self.beat(STEP)

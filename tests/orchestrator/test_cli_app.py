@@ -13,7 +13,7 @@ from orchestrator.cli.app import exit_code_of_trainer, run
 
 COMMANDS = [
     *("check", "render", "submit", "resume", "controller", "status", "watch", "logs", "explain", "report"),
-    *("drain", "cancel", "save-now", "export", "data"),
+    *("drain", "cancel", "save-now", "profile", "export", "data"),
 ]
 HEAVY = ("torch", "rich", "pydantic", "jinja2", "prometheus_client", "plotly", "yaml", "submitit", "transformers")
 
@@ -70,7 +70,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    "command", ["status", "watch", "logs", "explain", "report", "drain", "cancel", "save-now", "resume"]
+    "command", ["status", "watch", "logs", "explain", "report", "drain", "cancel", "save-now", "profile", "resume"]
 )
 def test_an_unknown_run_is_named_and_so_are_the_known_ones(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -345,6 +345,23 @@ def test_save_now_is_sent_once() -> None:
     assert decide(replace(seen, save_sent=True)).action is Action.WAIT
 
 
+def test_a_profile_is_ordered_once_when_every_rank_can_hear_it_and_puts_nothing_off() -> None:
+    seen = w.cycle(requests=ask(Verb.PROFILE))
+    assert (decide(seen).action, decide(seen).rule) == (Action.PROFILE, "profile")
+    assert decide(replace(seen, profile_sent=True)).action is Action.WAIT
+    first, *others = seen.nodes
+    starting = replace(first, ranks=tuple(replace(rank, phase="init") for rank in first.ranks))
+    for unready in (starting, replace(first, ranks=()), replace(first, connected=False)):
+        assert decide(replace(seen, nodes=(unready, *others))).action is not Action.PROFILE, unready
+    for more, action in (
+        ({"requests": (*ask(Verb.PROFILE), *ask(Verb.DRAIN))}, Action.DRAIN),
+        ({"requests": (*ask(Verb.PROFILE), *ask(Verb.SAVE_NOW))}, Action.SAVE),
+        ({"notice": StopNotice.TIME_LIMIT}, Action.DRAIN),
+    ):
+        assert decide(replace(seen, **more)).action is action
+        assert decide(replace(seen, profile_sent=True, **more)).action is action
+
+
 def test_silence_of_many_kills_nothing_for_a_quarter_of_an_hour() -> None:
     nodes = [w.node(i, silence_s=20.0) for i in range(4)]
     assert decide(w.cycle(*nodes, num_nodes=4)).rule == "correlated-silence"

@@ -27,6 +27,7 @@ _SUPERVISOR = {
     Action.RESTART,
     Action.DRAIN,
     Action.SAVE,
+    Action.PROFILE,
     Action.FINISH,
     Action.END,
     Action.HOLD,

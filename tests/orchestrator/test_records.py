@@ -11,6 +11,7 @@ from orchestrator.state import records as r
 from orchestrator.state.checkpoint_index import parse_index
 from orchestrator.state.codec import dumps
 from orchestrator.state.epochs import Epoch
+from orchestrator.state.train_lines import ValidationPoint
 
 CYCLE = r.Cycle(
     run="x",
@@ -93,7 +94,7 @@ def test_integers_are_taken_where_seconds_are_meant() -> None:
 
 def test_nan_is_never_written() -> None:
     with pytest.raises(ValueError, match="JSON"):
-        dumps(r.ValidationPoint(step=1, loss=float("nan"), num_valid=1, num_samples=1, unix=1.0))
+        dumps(ValidationPoint(step=1, loss=float("nan"), num_valid=1, num_samples=1, unix=1.0))
 
 
 _json = st.recursive(

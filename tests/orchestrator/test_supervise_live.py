@@ -226,6 +226,42 @@ def test_save_now_saves_and_a_second_supervisor_leaves_with_0(make):
     assert len(run.data("attempt_started")) == 1
 
 
+def ask_profile(run, *ranks, steps=3):
+    request = make_request(Verb.PROFILE, by="test", now_unix=time.time(), steps=steps, ranks=ranks)
+    write_request(run.paths, request, ulid=new_ulid())
+
+
+def test_profiles_are_taken_one_after_the_other_and_put_no_save_off(make):
+    """Two nodes of two ranks: ranks 0 and 3, then a rank alone; a checkpoint was asked for at the same time."""
+    run = make(steps=80, save_every=1000).start()
+    run.wait(lambda: max(run.step(1), default=0) >= 3)
+    ask_profile(run, 0, 3)
+    write_request(run.paths, make_request(Verb.SAVE_NOW, by="test", now_unix=time.time()), ulid=new_ulid())
+    ask_profile(run, 1, steps=1)
+    run.wait_event("request_done", 3)
+    assert run.join() == ("done", 0), run.story()
+    done = run.data("request_done")
+    assert [d["result"] for d in done if d["verb"] == "save-now"] == ["saved"]
+    first, second = (d for d in done if d["verb"] == "profile")
+    assert (first["result"], second["result"]) == ("profiled", "profiled") and first["where"] != second["where"]
+    written = [sorted(path.name for path in (run.paths.root / d["where"]).iterdir()) for d in (first, second)]
+    assert written == [["rank-00000.json.gz", "rank-00003.json.gz"], ["rank-00001.json.gz"]]
+    assert not list(run.paths.control.iterdir())
+
+
+def test_a_profile_that_nothing_came_of_is_answered_so_and_not_asked_for_again(make):
+    run = make(steps=40)
+    run.fault({"cycle": 1, "rank": 1, "step": 12, "kind": "crash"})
+    run.start()
+    run.wait(lambda: max(run.step(1), default=0) >= 2)
+    ask_profile(run, 0, steps=100)
+    assert run.join() == ("done", 0), run.story()
+    (done,) = run.data("request_done")
+    assert (done["verb"], done["result"], "where" in done) == ("profile", "not profiled", False)
+    assert [d["rule"] for d in run.data("decision")].count("profile") == 1
+    assert len(run.data("cycle_started")) == 2
+
+
 def test_cancel_stops_at_once(make):
     run = make(steps=4000, save_every=1000).start()
     run.wait(lambda: max(run.step(1), default=0) >= 2)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.beat import CONTROL, CONTROL_AT, BeatWriter, Phase, Word, open_beats
+from trainer.beat import CONTROL, CONTROL_AT, PROFILE, PROFILE_AT, BeatWriter, Phase, Word, open_beats
 from trainer.checkpoint.state import RunState
 from trainer.control import Control
 from trainer.data.batch import IGNORE_LABEL, StepBatch
@@ -19,6 +19,7 @@ from trainer.data.loader import HeldOut
 from trainer.errors import DataError, DesyncError, NonFiniteError
 from trainer.journal import Journal, validated
 from trainer.loop import LoopEnd, LoopPlan, TrainLoop, in_windows
+from trainer.profiler import StepProfiler
 from trainer.records import Epoch
 from trainer.signals import DrainFlag
 from trainer.throughput import StepCost
@@ -41,6 +42,8 @@ class FakeResult:
     control_word: int = 0
     next_num_valid: int = 0
     num_pairs: int = 9
+    profile_steps: int = 0
+    grad_norms: dict[str, float] | None = None
 
 
 @dataclass
@@ -54,13 +57,15 @@ class FakeEngine:
 
     def train_step(
         self, batch: StepBatch, *, lr: float, weight_decay: float, adam_t: int, control_word: int,
-        num_valid: int | None, next_valid: int,
+        profile_steps: int, num_valid: int | None, next_valid: int, grad_norms: bool,
     ) -> FakeResult:  # fmt: skip
         self.collective_seq += 2
+        by_block = {"model.norm": 1.0} if grad_norms else None
         self.counts.append((num_valid, next_valid))
         self.asked.append({"sample": batch.sample_ids[0], "lr": lr, "adam_t": adam_t})
         loss = 10.0 / (1 + batch.sample_ids[0])
-        return self.after(FakeResult(loss=loss, control_word=control_word, next_num_valid=DP * next_valid))
+        counts = {"next_num_valid": DP * next_valid, "profile_steps": profile_steps}
+        return self.after(FakeResult(loss=loss, control_word=control_word, grad_norms=by_block, **counts))
 
     def eval_loss(self, batch: StepBatch) -> tuple[float, int]:
         self.collective_seq += 1
@@ -117,6 +122,7 @@ class Harness:
         self.saves: list[RunState] = []
         self.compared: list[int] = []
         self.unequal_at: int | None = parts.get("unequal_at")
+        self.windows: list[int] = []
         self.phases: list[Phase] = []
         self.drain = DrainFlag()
         self.cycle_dir = cycle_dir
@@ -126,6 +132,7 @@ class Harness:
             checkpoint_interval=interval,
             validation_interval=parts.get("validation_interval"),
             replica_interval=parts.get("replica_interval"),
+            grad_norms_interval=parts.get("grad_norms_interval"),
             cost=lambda consumed_samples: COST,
             lr=lambda step: step / 100,
             weight_decay=lambda step: 0.1,
@@ -144,10 +151,14 @@ class Harness:
         return Saved(name=f"step-{state.step:09d}.{EPOCH.text}")
 
     def run(self, state: RunState | None = None) -> LoopEnd:
-        with Journal(self.cycle_dir, print_interval=1) as journal:
+        profiler = StepProfiler(
+            None, rank=0, epoch_text=EPOCH.text, folder=self.cycle_dir, beats=self.beats,
+            wait=lambda: self.windows.append(self.beats.step),
+        )  # fmt: skip
+        with Journal(self.cycle_dir, print_interval=1) as journal, profiler:
             loop = TrainLoop(
                 engine=self.engine, loader=self.loader, plan=self.plan, beats=self.beats,
-                control=Control(self.beats, self.drain), journal=journal, save=self.save,
+                control=Control(self.beats, self.drain), profiler=profiler, journal=journal, save=self.save,
                 compare=self.compare, memory=lambda: (7, 9),
                 validated=lambda step: step in self.measured(),
             )  # fmt: skip
@@ -324,6 +335,44 @@ def test_a_drain_in_the_last_step_is_done(tmp_path: Path) -> None:
     end = world.run()
     assert not end.drained
     assert [state.step for state in world.saves] == [1]
+
+
+def test_a_profile_is_taken_of_the_steps_after_the_border_and_hides_no_save(tmp_path: Path) -> None:
+    world = Harness(tmp_path, train_steps=8, interval=100)
+
+    def ask_at_two(result: FakeResult) -> FakeResult:
+        if len(world.engine.asked) == 1:
+            PROFILE.pack_into(world.beats._memory, PROFILE_AT, 1, 3, 0)
+            ask(world.beats, 1, Word.SAVE)
+        return result
+
+    world.engine.after = ask_at_two
+    world.run()
+    assert [line["step"] for line in world.lines() if line["grad_norms"]] == [3, 4, 5], "and only once"
+    assert world.windows == [5] and world.beats._beat.profile_ack == 1
+    assert [state.step for state in world.saves] == [2, 8] and world.beats._beat.control_ack == 1
+
+
+def test_a_drain_ends_a_profile_and_the_profile_is_answered(tmp_path: Path) -> None:
+    world = Harness(tmp_path, train_steps=8, interval=100)
+    PROFILE.pack_into(world.beats._memory, PROFILE_AT, 4, 50, 0)
+
+    def drain_at_four(result: FakeResult) -> FakeResult:
+        if len(world.engine.asked) == 3:
+            ask(world.beats, 1, Word.DRAIN)
+        return result
+
+    world.engine.after = drain_at_four
+    assert world.run().drained
+    assert [state.step for state in world.saves] == [4] and world.windows == [4]
+    assert world.beats._beat.profile_ack == 4
+
+
+def test_gradient_norms_by_block_are_taken_at_their_interval(tmp_path: Path) -> None:
+    world = Harness(tmp_path, grad_norms_interval=3)
+    world.run()
+    assert [line["step"] for line in world.lines() if line["grad_norms"] == {"model.norm": 1.0}] == [3, 6]
+    assert [line["grad_norms"] for line in world.lines()].count(None) == 4
 
 
 def test_a_step_passed_over_has_no_speed(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The trainer's sections: nanotron's keys, as strict frozen pydantic classes.
 
     Config
-    ├── general  parallelism  tokens  checkpoints  logging  tokenizer
+    ├── general  parallelism  tokens  checkpoints  logging  profiler  tokenizer
     ├── model ── model_config, init_method
     ├── optimizer ── optimizer_factory, learning_rate_scheduler
     └── data | data_stages ── dataset, validation
@@ -30,6 +30,8 @@ Vocabulary = Annotated[int, Field(ge=1, le=2**26)]
 Length = Annotated[int, Field(ge=1, le=2**30)]
 Batch = Annotated[int, Field(ge=1, le=2**24)]
 Steps = Annotated[int, Field(ge=1, le=2**40)]
+# A trace holds every operator of every step: more make files that no viewer opens.
+MAX_PROFILE_STEPS = 100
 
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -293,11 +295,26 @@ class Checkpoints(Section):
 
 
 class Logging(Section):
-    """What the console shows."""
+    """What the console shows; every how many steps train.jsonl has the gradient norm of each block (missing: never)."""
 
     log_level: Literal["debug", "info", "warning", "error", "critical"] = "info"
     log_level_replica: Literal["debug", "info", "warning", "error", "critical"] = "info"
     iteration_step_info_interval: Positive = 1
+    grad_norms_interval: Positive | None = None
+
+
+class Profiler(Section):
+    """Steps whose course is recorded, `num_steps` of them from `first_step` on, on these ranks or on all.
+
+    The other keys say what is noted besides time, in these steps and in those that `pawl profile` asks for.
+    """
+
+    first_step: Positive = 10
+    num_steps: Annotated[int, Field(ge=1, le=MAX_PROFILE_STEPS)] = 3
+    ranks: list[Natural] | Literal["all"] = [0]
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
 
 
 class Config(Section):
@@ -313,6 +330,7 @@ class Config(Section):
     tokenizer: Tokenizer | None = None
     checkpoints: Checkpoints = Checkpoints()
     logging: Logging = Logging()
+    profiler: Profiler | None = None
 
     @property
     def world_size(self) -> int:

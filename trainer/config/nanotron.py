@@ -39,13 +39,19 @@ def _refused(path: str, why: str, *neutral: str) -> Old:
 _M = "model.model_config."
 _S = "data_stages.*."
 _BOTH = ("true", "false")
+_WINDOW = ("wait", "warmup", "active", "repeat", "skip_first")
 
 OLD_KEYS = (
     # sections
     _dropped("lighteval", "evaluation jobs are not started from here; the section is ignored"),
     _dropped("s3_upload", "checkpoints are not uploaded; the section is ignored"),
-    _dropped("metrics_logging", "per-layer statistics are not logged; the section is ignored"),
-    _dropped("profiler", "profiling from the config is not offered; the section is ignored"),
+    _dropped(
+        "metrics_logging", "of each layer logging.grad_norms_interval logs gradient norms; the section is ignored"
+    ),
+    # profiler
+    _dropped("profiler.profiler_export_path", "traces lie in profile/ of the run directory; ignored"),
+    *(_dropped(f"profiler.{key}", "the steps are profiler.first_step and num_steps; ignored") for key in _WINDOW),
+    _dropped("profiler.export_chrome_trace", "Chrome's format is the one there is", *_BOTH),
     # general
     _dropped("general.benchmark_csv_path", "there is no benchmark file; the key is ignored"),
     _dropped("general.ignore_sanity_checks", "checks are always made", *_BOTH),

@@ -242,6 +242,31 @@ def saves_on_the_way(c: Any, given: Given) -> Iterator[Finding]:
         yield Finding(key=key, message=message, found=str(interval), severity=Severity.WARNING)
 
 
+def profile_within_the_run(c: Any, given: Given) -> Iterator[Finding]:
+    """The window lies in the run, and its ranks exist."""
+    if c.profiler is None:
+        return
+    first, steps = c.profiler.first_step, c.tokens.train_steps
+    if first + c.profiler.num_steps - 1 > steps:
+        what = "nothing is recorded" if first > steps else f"steps {first:,} to {steps:,} are recorded"
+        message, found = f"{what}: the run has {steps:,} steps", f"{c.profiler.num_steps} from step {first:,} on"
+        key = "profiler.first_step"
+        yield Finding(key=key, message=message, found=found, severity=Severity.WARNING)
+    if c.profiler.ranks == []:
+        yield Finding(key="profiler.ranks", message="no rank would record", found="[]", expected="[0], or all")
+    unknown = [] if c.profiler.ranks == "all" else [rank for rank in c.profiler.ranks if rank >= world_size(c)]
+    if unknown:
+        message, expected = f"the run has {world_size(c)} ranks", f"0 to {world_size(c) - 1}, or all"
+        found = ", ".join(map(str, unknown))
+        yield Finding(key="profiler.ranks", message=message, found=found, expected=expected)
+
+
+def world_size(c: Any) -> int:
+    """Ranks of the mesh."""
+    mesh = c.parallelism
+    return int(mesh.dp * mesh.pp * mesh.tp * mesh.cp)
+
+
 def checkpoints_have_their_place(c: Any, given: Given) -> Iterator[Finding]:
     if c.checkpoints.checkpoints_path is not None:
         message = "ignored: checkpoints have a fixed place in the run directory"
@@ -275,4 +300,5 @@ RULES: tuple[Rule, ...] = (
     fused_update,
     saves_on_the_way,
     checkpoints_have_their_place,
+    profile_within_the_run,
 )

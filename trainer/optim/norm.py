@@ -4,11 +4,11 @@ Each dp rank sums over its own shard, so dp needs no thought. A tensor that is w
 rank 0; a tied tensor by the first pipeline rank that holds it. Which ranges those are is read from the parameter table.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
-from trainer.optim.layout import Bucket
+from trainer.optim.layout import Bucket, Slot
 from trainer.spec import ParamSpec
 
 # fp32 values are widened to fp64 this many at a time, in a buffer that stays in the cache: 5 × faster on a CPU than
@@ -23,8 +23,7 @@ def owned_ranges(
     ranges: list[slice] = []
     last_was_owned = False
     for slot in bucket.slots:
-        spec = specs[slot.name]
-        is_owned = pp_rank == spec.pp_ranks[0] and (spec.shard_dim is not None or tp_rank == 0)
+        is_owned = _is_owned(specs[slot.name], pp_rank=pp_rank, tp_rank=tp_rank)
         start, stop = max(slot.start, shard.start), min(slot.stop, shard.stop)
         if is_owned and start < stop:
             if last_was_owned and ranges:
@@ -32,6 +31,21 @@ def owned_ranges(
             ranges.append(slice(start, stop))
         last_was_owned = is_owned
     return tuple(ranges)
+
+
+def owned_slots(
+    bucket: Bucket, specs: Mapping[str, ParamSpec], *, shard: slice, pp_rank: int, tp_rank: int
+) -> Iterator[tuple[Slot, slice]]:
+    """The same ranges parameter by parameter, with the slot that each lies in."""
+    for slot in bucket.slots:
+        start, stop = max(slot.start, shard.start), min(slot.stop, shard.stop)
+        if start < stop and _is_owned(specs[slot.name], pp_rank=pp_rank, tp_rank=tp_rank):
+            yield slot, slice(start, stop)
+
+
+def _is_owned(spec: ParamSpec, *, pp_rank: int, tp_rank: int) -> bool:
+    """Whether this rank is the one that counts its part of a parameter."""
+    return pp_rank == spec.pp_ranks[0] and (spec.shard_dim is not None or tp_rank == 0)
 
 
 def square_sum(x: torch.Tensor) -> torch.Tensor:

@@ -17,9 +17,9 @@ from trainer.errors import ConfigError
 from trainer.mesh.context import ParallelContext
 from trainer.optim.adamw import AdamW
 from trainer.optim.layout import STATES, Layout, Slot
-from trainer.optim.norm import owned_ranges, square_sum
+from trainer.optim.norm import owned_ranges, owned_slots, square_sum
 from trainer.optim.storage import BucketStorage, allocate
-from trainer.spec import ParamSpec
+from trainer.spec import ParamSpec, block_name
 
 # Reductions with memory of their own (gloo's) that may be under way at once; each takes a bucket's size.
 MAX_UNFINISHED = 2
@@ -38,6 +38,7 @@ class FlatOptimizer:
                 "per micro-batch under a pipeline, which costs more than they save."
             )
         self.specs = {spec.name: spec for spec in specs}
+        self.blocks = tuple(dict.fromkeys(block_name(spec.name) for spec in specs))
         self.ctx, self.precision, self.zero_stage, self.adamw = ctx, precision, zero_stage, adamw
         dp_rank = ctx.get_dp_rank()
         self.storages = tuple(
@@ -111,6 +112,16 @@ class FlatOptimizer:
             for part in counted:
                 total += square_sum(storage.grads[part])
         return total
+
+    def block_squares(self) -> torch.Tensor:
+        """Norm² of what this rank counts of each of `blocks`, fp64; between `reduce_gradients` and `update`."""
+        squares = torch.zeros(len(self.blocks), dtype=torch.float64, device=self.ctx.device)
+        at = {block: index for index, block in enumerate(self.blocks)}
+        mine = {"pp_rank": self.ctx.get_pp_rank(), "tp_rank": self.ctx.get_tp_rank()}
+        for storage in self.storages:
+            for slot, part in owned_slots(storage.bucket, self.specs, shard=storage.shard, **mine):
+                squares[at[block_name(slot.name)]] += square_sum(storage.grads[part])
+        return squares
 
     def update(self, *, lr: float, weight_decay: float, adam_t: int, scale: float) -> None:
         """One AdamW update with gradients times `scale`, then make live weights follow. Comm: see `publish`."""

@@ -1,4 +1,4 @@
-"""Commands that ask something of a run or take something out of it: drain, cancel, save-now, export, data."""
+"""Commands that ask something of a run or take something out of it: drain, cancel, save-now, profile, export, data."""
 
 from pathlib import Path
 from typing import Annotated
@@ -56,6 +56,30 @@ def save_now(
     raise typer.Exit(action.ask(run, "save-now", timeout_s=timeout, runs_root=runs_root, site=site))
 
 
+def profile(
+    run: RunArgument,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="How many steps to record.", min=1, max=100)] = 3,
+    ranks: Annotated[str, typer.Option("--ranks", metavar="0,3|all", help="Which ranks record.")] = "0",
+    timeout: TimeoutOption = 600.0,
+    runs_root: RunsRootOption = None,
+    site: SiteOption = None,
+) -> None:
+    """Record the next steps of a running run as traces, and train on.
+
+    They lie in profile/ of the run directory: which operator ran when, for how long, on which ranks. All ranks wait
+    while they are written; no number changes.
+
+    \b
+    pawl profile demo
+    pawl profile demo --steps 1 --ranks 0,3
+    pawl profile demo --ranks all --timeout 1800
+    """
+    from orchestrator.cli.actions import request as action
+
+    code = action.profile(run, steps=steps, ranks_text=ranks, timeout_s=timeout, runs_root=runs_root, site=site)
+    raise typer.Exit(code)
+
+
 def export(
     run: RunArgument,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to make.", show_default=False)],
@@ -90,6 +114,7 @@ def data() -> None:
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    commands = (("drain", drain), ("cancel", cancel), ("save-now", save_now), ("export", export), ("data", data))
+    asked = (("drain", drain), ("cancel", cancel), ("save-now", save_now), ("profile", profile))
+    commands = (*asked, ("export", export), ("data", data))
     for name, function in commands:
         app.command(name)(function)
