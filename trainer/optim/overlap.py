@@ -111,7 +111,7 @@ class StepWatch(Watch):
         """A parameter has its last gradient of the step."""
         if self.launches is not None:
             self.launches.arrived(self._bucket[id(parameter)])
-            self.launches.start_complete()
+            self.launches.start_complete(self._may_start)
 
     def after_backward(self) -> None:
         """Out of autograd again: what was held back there may start."""
@@ -133,4 +133,7 @@ class StepWatch(Watch):
         """Autograd has added to a parameter's gradient; on an accelerator this is called on a thread of its own."""
         if self.is_last_backward and self.launches is not None:
             self.launches.arrived(self._bucket[id(parameter)])
-            self.launches.start_complete(lambda bucket: bucket not in self._sums_tp)
+            self.launches.start_complete(self._may_start)
+
+    def _may_start(self, bucket: int) -> bool:
+        return not (self.is_last_backward and bucket in self._sums_tp)

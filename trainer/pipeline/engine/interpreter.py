@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from trainer.comm import Group, receive, send, wait
 from trainer.layers.deferred import take_noted
-from trainer.pipeline.engine.parts import Call, Handles, MicroBatch, Watch, empty, linear_weights, stage_part
+from trainer.pipeline.engine.parts import Call, Complete, Handles, MicroBatch, Watch, WeightGradients, empty, stage_part
 from trainer.pipeline.graph import FieldRef, Graph, ValueRef
 from trainer.pipeline.schedule import Action, Op, Placement, last_gradients
 
@@ -35,9 +35,9 @@ class Interpreter:
     ) -> None:  # fmt: skip
         self.graph, self.placement, self.pp, self.device = graph, placement, pp, device
         self.watch = watch or Watch()
-        by_name: Mapping[str, Call] = modules if calls is None else calls
+        self.weights = WeightGradients(modules.values())
+        by_name = {name: self.weights.watched(call) for name, call in (modules if calls is None else calls).items()}
         self.parts = {stage: stage_part(graph, by_name, stage, placement) for stage in placement.stages_of(pp.rank)}
-        self.weights = linear_weights(modules.values())
         self._alive: dict[tuple[int, int], MicroBatch] = {}
 
     def run(self, actions: Sequence[Action], fields: Fields, *, is_training: bool) -> torch.Tensor:
@@ -54,20 +54,21 @@ class Interpreter:
         with torch.set_grad_enabled(is_training):
             for index, action in enumerate(actions):
                 state = self._state(action.stage, action.micro_batch)
+                complete = self.watch.complete if index == last_gradient.matrices.get(action.stage) else None
                 match action.op:
                     case Op.F:
                         self._forward(action, state, fields[action.micro_batch], losses, is_training=is_training)
                     case Op.B | Op.I:
-                        self._backward(action, state, is_last=index == last_gradient.others[action.stage])
+                        self._backward(action, state, complete, is_last=index == last_gradient.others[action.stage])
+                    case Op.W:
+                        self.weights.add(state.pending, complete)
+                        state.pending = []
                     case Op.SEND_F | Op.SEND_B:
                         sending.append(self._send(action, state))
                         if len(sending) > self.pp.size:
                             wait(sending.popleft()[0])
                     case Op.RECV_F | Op.RECV_B:
                         self._receive(action, state, is_training=is_training)
-                if action.op in (Op.B, Op.W):
-                    is_last = index == last_gradient.matrices[action.stage]
-                    state.add_weight_gradients(self.weights, self.watch.complete if is_last else None)
                 if index == last[action.stage, action.micro_batch]:
                     del self._alive[action.stage, action.micro_batch]
         for handles, _ in sending:
@@ -101,16 +102,14 @@ class Interpreter:
             losses[action.micro_batch] = values[part.loss].detach()
             state.loss = get_gradient_edge(values[part.loss]) if is_training else None
 
-    def _backward(self, action: Action, state: MicroBatch, *, is_last: bool) -> None:
-        """Add gradients to all parameters but linear weights, whose notes are left in `state.pending`."""
+    def _backward(self, action: Action, state: MicroBatch, complete: Complete | None, *, is_last: bool) -> None:
+        """Add gradients to all parameters; in I not to linear weights, whose notes are left in `state.pending`."""
         part = self.parts[action.stage]
         state.wait()
-        roots, gradients = state.backward_arguments()
         self.watch.is_last_backward = is_last
-        torch.autograd.backward(roots, gradients)
+        state.pending = self.weights.backward(*state.backward_arguments(), action.op is Op.B, complete)
         self.watch.is_last_backward = False
         self.watch.after_backward()
-        state.pending = take_noted()
         back = {ref: torch.zeros_like(x) if x.grad is None else x.grad for ref, x in state.received.items()}
         state.release()
         state.to_send_back = {

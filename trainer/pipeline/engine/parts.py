@@ -10,13 +10,14 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from trainer.comm import wait
-from trainer.layers.deferred import WeightGradient, add_weight_gradient
+from trainer.layers.deferred import WeightGradient, add_weight_gradient, take_noted
 from trainer.layers.linear import ColumnParallelLinear, RowParallelLinear
 from trainer.pipeline.graph import Graph, Meta, Node, ValueRef
 from trainer.pipeline.schedule import Placement
 
 Handles = list[Any]
 Call = Callable[..., Any]
+Complete = Callable[[nn.Parameter], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,58 @@ def empty(meta: Meta, device: torch.device, *, needs_grad: bool) -> torch.Tensor
     return buffer.requires_grad_(needs_grad and meta.is_floating)
 
 
+class WeightGradients:
+    """Adds noted weight gradients: those of a B behind its backward, block by block, those of a W when it runs.
+
+    A stage's notes would be most of its activations; recomputation would save next to nothing if all of them waited
+    for the end of B.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._weights = linear_weights(modules)
+        self._complete: Complete | None = None
+        self._is_behind = False
+
+    def watched(self, call: Call) -> Call:
+        """`call`, a block; in backward what was noted after it in the stage is added before it is passed."""
+
+        def run(**inputs: Any) -> Any:
+            out = call(**inputs)
+            for tensor in out if isinstance(out, tuple) else (out,):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._passed)
+            return out
+
+        return run
+
+    def backward(
+        self, roots: list[GradientEdge], gradients: list[torch.Tensor | None], is_whole: bool,
+        complete: Complete | None,
+    ) -> list[WeightGradient]:  # fmt: skip
+        """Run autograd. `is_whole`: a B, which adds what is noted; else it is returned. `complete` as in `add`."""
+        self._is_behind, self._complete = is_whole, complete
+        torch.autograd.backward(roots, gradients)
+        self._is_behind = False
+        notes = take_noted()
+        if not is_whole:
+            return notes
+        self.add(notes, complete)
+        return []
+
+    def add(self, notes: Sequence[WeightGradient], complete: Complete | None) -> None:
+        """Add them in their order; `complete` is told of each weight for which nothing more is noted."""
+        left = Counter(note.weight for note in notes)
+        for note in notes:
+            add_weight_gradient(self._weights[note.weight], note)
+            left[note.weight] -= 1
+            if complete is not None and not left[note.weight]:
+                complete(self._weights[note.weight])
+
+    def _passed(self, _: torch.Tensor) -> None:
+        if self._is_behind:
+            self.add(take_noted(), self._complete)
+
+
 @dataclass(slots=True)
 class MicroBatch:
     """What one micro-batch keeps on one stage between its actions.
@@ -132,18 +185,6 @@ class MicroBatch:
                 roots.append(root)
                 gradients.append(sum(arrived[1:], start=arrived[0]))
         return roots, gradients
-
-    def add_weight_gradients(
-        self, weights: Mapping[int, nn.Parameter], complete: Callable[[nn.Parameter], None] | None
-    ) -> None:
-        """Add what was noted, in its order; `complete` is told of each weight for which nothing more is noted."""
-        left = Counter(note.weight for note in self.pending)
-        for note in self.pending:
-            add_weight_gradient(weights[note.weight], note)
-            left[note.weight] -= 1
-            if complete is not None and not left[note.weight]:
-                complete(weights[note.weight])
-        self.pending = []
 
     def release(self) -> None:
         """Let go of all that backward needed."""
