@@ -1,73 +1,89 @@
-"""Memory of the fullest rank, estimated from the config alone. Pure; an estimate, and called so wherever it is shown.
+"""Memory of each pipeline rank, estimated from the config alone. Pure; an estimate, and called so wherever it is shown.
 
     parameters    compute dtype, this rank's share of tp and pp (a tied embedding on each rank that uses it)
     gradients     fp32 (fp64 when computing in fp64), all of the rank's parameters, one buffer per tie site
     optimizer     master copy (fp32 and fp64 parameters are their own) and two moments; ZeRO-1 divides both by dp
-    activations   what backward needs of all micro-batches in flight on the rank, and the widest temporaries
+    activations   what backward needs of all micro-batches in flight on the rank, and temporaries (activations.py)
     logits        one chunk of the vocabulary-parallel cross-entropy, and the head's gradient that waits for backward
+    scratch       messages between stages; on a CPU the copies that gradients are reduced through
 
-Dims: B micro-batch · T sequence · D hidden · F ffn · H heads · K kv heads · d head dim · V vocab.
+The last three are what is there at the fullest moment of a step, which may be another one on each rank.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from trainer.activations import ACCELERATOR, DTYPE_BYTES, Kernels, Need, StageNeed, stage_needs
 from trainer.flops import Gpu
 from trainer.mesh.topology import Topology
+from trainer.optim.layout import plan_layout
 from trainer.pipeline.generators import make_schedule
-from trainer.pipeline.partition import is_schedule_file, placement, stage_layers
-from trainer.pipeline.schedule import Schedule
-from trainer.pipeline.validate import peak_held
+from trainer.pipeline.partition import is_schedule_file, placement
+from trainer.pipeline.schedule import Action, Op, Schedule
 from trainer.spec import ParamSpec, local_shape, param_specs, specs_on_rank
 
 if TYPE_CHECKING:
     from trainer.config import Config
 
-DTYPE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
-
-# Elements of the logits that exist at one time on an accelerator (trainer/layers/vocab.py).
-LOGITS_CHUNK_NUMEL = 1 << 27
-
 # What a process holds besides its tensors: CUDA context, NCCL buffers; and the share the allocator cannot use.
 FIXED_BYTES = 3 << 29
 USABLE = 0.95
 
+UNFINISHED_REDUCTIONS = 2
+"""Buckets whose copies exist at one time (trainer/optim/optimizer.py)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes of one rank by purpose."""
+    """Bytes of one rank by purpose. `pp_rank`: which pipeline rank it is; `stages`: what it holds."""
 
+    pp_rank: int
+    stages: tuple[int, ...]
     parameters: int
     gradients: int
     optimizer: int
     activations: int
     logits: int
+    scratch: int
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.logits
+        return sum(getattr(self, name) for name in PURPOSES)
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, int | list[int]]:
         """The record's form, `total` included."""
-        parts = ("parameters", "gradients", "optimizer", "activations", "logits", "total")
-        return {name: int(getattr(self, name)) for name in parts}
+        counts = {name: int(getattr(self, name)) for name in (*PURPOSES, "total", "pp_rank")}
+        return {**counts, "stages": list(self.stages)}
+
+
+PURPOSES = ("parameters", "gradients", "optimizer", "activations", "logits", "scratch")
 
 
 def rank_memory(
-    config: "Config", *, micro_batch_size: int | None = None, schedule: Schedule | None = None
-) -> RankMemory:
-    """The fullest rank of the mesh; `micro_batch_size` asks what another one would take.
+    config: "Config", *, micro_batch_size: int | None = None, schedule: Schedule | None = None,
+    kernels: Kernels = ACCELERATOR,
+) -> RankMemory:  # fmt: skip
+    """The fullest pipeline rank; arguments as `memory_of_ranks`."""
+    every = memory_of_ranks(config, micro_batch_size=micro_batch_size, schedule=schedule, kernels=kernels)
+    return max(every, key=lambda memory: memory.total)
+
+
+def memory_of_ranks(
+    config: "Config", *, micro_batch_size: int | None = None, schedule: Schedule | None = None,
+    kernels: Kernels = ACCELERATOR,
+) -> tuple[RankMemory, ...]:  # fmt: skip
+    """Each pipeline rank; all its dp and tp ranks need the same. `micro_batch_size` asks what another one would take.
 
     `schedule`: the one in the file that the config names. Without it a file counts as AFAB, the most it could hold.
     """
     topology = topology_of(config)
     specs = param_specs(config, topology)
     size = config.tokens.micro_batch_size if micro_batch_size is None else micro_batch_size
-    ranks = (_rank_memory(config, specs, rank, schedule, size) for rank in range(topology.pp))
-    return max(ranks, key=lambda memory: memory.total)
+    needs = stage_needs(config, kernels=kernels, micro_batch_size=size)
+    return tuple(_rank_memory(config, specs, rank, schedule, needs, kernels) for rank in range(topology.pp))
 
 
 def topology_of(config: "Config") -> Topology:
@@ -77,8 +93,9 @@ def topology_of(config: "Config") -> Topology:
 
 
 def _rank_memory(
-    config: "Config", specs: tuple[ParamSpec, ...], rank: int, schedule: Schedule | None, size: int
-) -> RankMemory:
+    config: "Config", specs: tuple[ParamSpec, ...], rank: int, schedule: Schedule | None,
+    needs: tuple[StageNeed, ...], kernels: Kernels,
+) -> RankMemory:  # fmt: skip
     mesh = config.parallelism
     width = DTYPE_BYTES[config.compute_dtype]
     wide = max(4, width)
@@ -88,80 +105,87 @@ def _rank_memory(
     more_sites = sum(count * (spec.tie_sites - len(spec.pp_ranks)) for spec, count in here)
     shards = mesh.dp if config.optimizer.zero_stage == 1 else 1
     states = 3 if width < wide else 2
+    fullest = max((_need(moment, needs) for moment in _moments(config, rank, schedule)), key=lambda need: need.total)
+    messages = needs[0].message * (mesh.pp + 1) if mesh.pp > 1 else 0
+    copies = _reduction_copies(specs, topology_of(config), rank) * wide if kernels.copies_messages else 0
+    at_end = copies > fullest.total + messages
     return RankMemory(
+        pp_rank=rank,
+        stages=placement(config, mesh.pp).stages_of(rank),
         parameters=numel * width,
         gradients=(numel + more_sites) * wide,
         optimizer=-(-numel * states * wide // shards),
-        activations=_activations(config, rank, schedule, size),
-        logits=_logits(config, rank, schedule, size),
+        activations=0 if at_end else fullest.activations,
+        logits=0 if at_end else fullest.logits,
+        scratch=copies if at_end else messages,
     )
 
 
-def _activations(config: "Config", rank: int, schedule: Schedule | None, micro_batch_size: int) -> int:
-    """What the rank's own order of actions makes it hold at most, and the widest temporaries.
+class Moment(NamedTuple):
+    """An action about to run: its kind and stage, and by stage how many micro-batches wait for B or I, and for W."""
 
-    Per layer and token: 2 D (both norms' inputs), 2 D (their outputs, whole on every rank for the products to come),
-    2 (H+K)·d (q, k, v, attention out), with head norms (H+K)·d more (their inputs), 4 F. tp divides all but the D, and
-    with sequence parallelism the first. Kernels as on a GPU: fused norm and attention. From I to W a layer keeps the
-    inputs of its linear layers and the gradients of their outputs: 4 D, 2 (H+K)·d, 3 F.
-
-    With document masks each stage with layers keeps a mask of T numbers a token.
-
-    A layer that is recomputed keeps its input, under `selective` also its linear layers' products: 2 D (whole on every
-    rank, before they are summed over tp), (H+2K)·d and 2 F. While it is recomputed it is there whole, one at a time.
-    """
-    model, mesh = config.model.model_config, config.parallelism
-    tokens = micro_batch_size * config.tokens.sequence_length // mesh.cp
-    heads = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim // mesh.tp
-    ffn = model.intermediate_size // mesh.tp
-    between = model.hidden_size // (mesh.tp if config.sequence_parallel else 1)
-    layer = 2 * between + 2 * model.hidden_size + heads + (heads // 2 if model.qk_norm else 0) + 4 * ffn
-    pending = 4 * model.hidden_size + heads + 3 * ffn
-    projected = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim // mesh.tp + 2 * ffn
-    kept = {"none": layer, "full": between, "selective": between + 2 * model.hidden_size + projected}
-    where = placement(config, mesh.pp)
-    layers = stage_layers(config, where.num_stages)
-    of_layer = [kept[config.model.recompute_of(number)] for number in range(sum(layers))]
-    of_stage = [of_layer[sum(layers[:s]) : sum(layers[: s + 1])] for s in range(where.num_stages)]
-    mask = config.tokens.sequence_length if config.tokens.document_masks else 0
-    alive = [sum(stage) + between + (mask if stage else 0) for stage in of_stage]
-    peak = _held(config, rank, schedule, alive, [count * pending for count in layers])
-    again = max((layer - numel for stage in where.stages_of(rank) for numel in of_stage[stage]), default=0)
-    temporary = 2 * model.hidden_size + 3 * ffn
-    return tokens * (peak + temporary + again) * DTYPE_BYTES[config.compute_dtype]
+    op: Op
+    stage: int
+    alive: tuple[tuple[int, int], ...]
+    pending: tuple[tuple[int, int], ...]
 
 
-def _held(config: "Config", rank: int, schedule: Schedule | None, alive: Sequence[int], pending: Sequence[int]) -> int:
-    """The most that the rank's order of actions makes it hold, in the unit of `alive` and `pending` (by stage)."""
+def moments(actions: Sequence[Action]) -> frozenset[Moment]:
+    """The different moments of one rank's list: few, however many micro-batches there are."""
+    alive = {action.stage: 0 for action in actions}
+    pending = dict(alive)
+    seen = set()
+    for action in actions:
+        seen.add(Moment(action.op, action.stage, tuple(alive.items()), tuple(pending.items())))
+        if action.op is Op.F:
+            alive[action.stage] += 1
+        elif action.op in (Op.B, Op.I):
+            alive[action.stage] -= 1
+            pending[action.stage] += action.op is Op.I
+        elif action.op is Op.W:
+            pending[action.stage] -= 1
+    return frozenset(seen)
+
+
+def _need(moment: Moment, needs: Sequence[StageNeed]) -> Need:
+    """The most that is there while the moment's action runs."""
+    held = Need(0)
+    for stage, count in moment.alive:
+        held = held.plus(needs[stage].kept, count)
+    for stage, count in moment.pending:
+        held = held.plus(needs[stage].pending, count)
+    return max((held.plus(more) for more in needs[moment.stage].during(moment.op)), key=lambda need: need.total)
+
+
+def _moments(config: "Config", rank: int, schedule: Schedule | None) -> frozenset[Moment]:
+    """Those of the config's schedule."""
+    if schedule is not None:
+        return moments(schedule.lists[rank])
     mesh, m = config.parallelism, config.num_micro_batches
+    name = "afab" if is_schedule_file(mesh.pp_engine) else mesh.pp_engine
     p, where = mesh.pp, placement(config, mesh.pp)
-    if schedule is None and (mesh.pp_engine == "afab" or is_schedule_file(mesh.pp_engine)):
-        return m * sum(alive[stage] for stage in where.stages_of(rank))
-    if schedule is None:
-        enough = m % p + p * max(4, p)  # with more micro-batches no rank ever holds more
-        schedule = _named_schedule(mesh.pp_engine, p, min(m, enough), where.v)
-    return peak_held(schedule.lists[rank], alive, pending)
+    if name == "afab":
+        stages = where.stages_of(rank)
+        full = tuple((stage, m) for stage in stages)
+        none = tuple((stage, 0) for stage in stages)
+        less = tuple((stage, m - (stage == stages[-1])) for stage in stages)
+        return frozenset({Moment(Op.F, stages[-1], less, none), Moment(Op.B, stages[-1], full, none)})
+    enough = m % p + p * max(4, p)  # with more micro-batches no rank ever holds more
+    return _named_moments(name, p, min(m, enough), where.v)[rank]
 
 
 @lru_cache(maxsize=8)
-def _named_schedule(name: str, p: int, m: int, v: int) -> Schedule:
-    """A schedule made once: the estimate is asked for many micro-batch sizes."""
-    return make_schedule(name, p=p, m=m, v=v)
+def _named_moments(name: str, p: int, m: int, v: int) -> tuple[frozenset[Moment], ...]:
+    """Made once: the estimate is asked for many micro-batch sizes."""
+    return tuple(moments(actions) for actions in make_schedule(name, p=p, m=m, v=v).lists)
 
 
-def _logits(config: "Config", rank: int, schedule: Schedule | None, micro_batch_size: int) -> int:
-    """One chunk of logits in the statistics dtype and once more in the compute dtype; and what each micro-batch in
-    flight on the last stage keeps: the gradients of its hidden states and of the head, made along with the loss."""
-    model, mesh = config.model.model_config, config.parallelism
-    width = DTYPE_BYTES[config.compute_dtype]
-    wide = max(4, width)
-    last = placement(config, mesh.pp).num_stages - 1
-    in_flight = _held(config, rank, schedule, [0] * last + [1], [0] * (last + 1))
-    tokens = micro_batch_size * config.tokens.sequence_length // mesh.cp
-    vocab = -(-model.vocab_size // mesh.tp)
-    chunk = min(tokens * vocab, LOGITS_CHUNK_NUMEL) * (wide + (width if width < wide else 0))
-    kept = (tokens * width + vocab * wide) * model.hidden_size
-    return (chunk if in_flight else 0) + kept * in_flight
+def _reduction_copies(specs: tuple[ParamSpec, ...], topology: Topology, rank: int) -> int:
+    """Elements of the copies through which a CPU's gradients are summed over dp (trainer/comm.py)."""
+    if topology.dp == 1:
+        return 0
+    layout = plan_layout(specs_on_rank(specs, rank), dp=topology.dp, tp=topology.tp, tp_rank=0)
+    return sum(sorted((bucket.numel for bucket in layout.buckets), reverse=True)[:UNFINISHED_REDUCTIONS])
 
 
 def usable_bytes(gpu: Gpu) -> int:
@@ -169,19 +193,23 @@ def usable_bytes(gpu: Gpu) -> int:
     return int((gpu.memory_bytes - FIXED_BYTES) * USABLE)
 
 
-def largest_micro_batch(config: "Config", available_bytes: int) -> int | None:
+def largest_micro_batch(config: "Config", available_bytes: int, *, schedule: Schedule | None = None) -> int | None:
     """The largest micro_batch_size whose estimate fits `available_bytes`; None when not even 1 does.
 
     Memory grows linearly with the micro-batch, except for the loss chunk; so walk up by doubling, then bisect.
     """
-    if rank_memory(config, micro_batch_size=1).total > available_bytes:
+
+    def is_fitting(size: int) -> bool:
+        return rank_memory(config, micro_batch_size=size, schedule=schedule).total <= available_bytes
+
+    if not is_fitting(1):
         return None
     fits, too_many = 1, 2
-    while too_many <= 1 << 16 and rank_memory(config, micro_batch_size=too_many).total <= available_bytes:
+    while too_many <= 1 << 16 and is_fitting(too_many):
         fits, too_many = too_many, too_many * 2
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if rank_memory(config, micro_batch_size=middle).total <= available_bytes:
+        if is_fitting(middle):
             fits = middle
         else:
             too_many = middle

@@ -35,7 +35,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPerRank:
-    """Estimated bytes on the fullest rank, by purpose."""
+    """Estimated bytes on the fullest rank, by purpose; which pipeline rank it is, with which stages."""
 
     parameters: int
     gradients: int
@@ -43,6 +43,9 @@ class MemoryPerRank:
     activations: int
     logits: int
     total: int
+    scratch: int | None = None
+    pp_rank: int | None = None
+    stages: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -367,9 +367,12 @@ def test_with_problems_no_launch_is_shown(tmp_path: Path, demo: CheckResult) -> 
     assert not [line for line in lines if line.startswith(("launch ", "executes "))]
 
 
-def test_no_logits_on_the_fullest_rank_is_explained(demo: CheckResult) -> None:
+def test_the_fullest_rank_is_named_where_there_are_several(demo: CheckResult) -> None:
     facts = demo.require()[1]
-    none = replace(facts, pp=2, memory_per_rank_bytes=replace(facts.memory_per_rank_bytes, logits=0))
-    some = replace(none, memory_per_rank_bytes=replace(facts.memory_per_rank_bytes, logits=9))
-    assert "on the last of 2 pipeline ranks" in "\n".join(facts_table(none))
-    assert "pipeline" not in "\n".join([*facts_table(some), *facts_table(replace(none, pp=1))])
+    memory = replace(facts.memory_per_rank_bytes, pp_rank=1, stages=(1, 3))
+    lines = list(facts_table(replace(facts, pp=2, memory_per_rank_bytes=memory)))
+    assert "memory of the fullest rank (pipeline rank 1 of 2, with stage 1 and 3), estimated:" in lines
+    assert "pipeline" not in "\n".join(facts_table(replace(facts, pp=1, memory_per_rank_bytes=memory)))
+    of_old = replace(memory, pp_rank=None, stages=None, scratch=None)
+    shown = "\n".join(facts_table(replace(facts, pp=2, memory_per_rank_bytes=of_old)))
+    assert "memory of the fullest rank, estimated:" in shown and "scratch" not in shown, "a record of before"

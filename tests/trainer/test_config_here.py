@@ -3,6 +3,7 @@
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from token_folders import write_folder
@@ -10,6 +11,8 @@ from token_folders import write_folder
 from trainer.config import Problem, Severity
 from trainer.config.check import Checked, as_text, check
 from trainer.config.here import LocalGpu, local_gpus, parse_gpus, tokenizer_size
+from trainer.pipeline.generators import make_schedule
+from trainer.pipeline.text import format_csv
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = CONFIGS / "tiny.yaml"
@@ -141,6 +144,31 @@ def test_no_gpu_known_is_said_unless_none_is_asked_for() -> None:
     assert about(check(TINY, overrides=["slurm.gpu_request=none"]), "tokens.micro_batch_size") == []
     (unknown,) = about(check(TINY, overrides=["slurm.gpu_type=z9000"]), "tokens.micro_batch_size")
     assert "'z9000' is not in the table" in unknown.message
+
+
+def test_memory_is_estimated_for_the_schedule_in_the_file(tmp_path: Path) -> None:
+    """As for the named schedule it is; for what it may hold at most where it cannot be read."""
+    file = tmp_path / "mine.csv"
+    file.write_text(format_csv(make_schedule("1f1b", p=2, m=6)))
+    base = ["parallelism.pp=2", "tokens.batch_accumulation_per_replica=6"]
+
+    def memory(engine: str) -> dict[str, Any]:
+        facts = check(TINY, overrides=[*base, f"parallelism.pp_engine={engine}"]).facts
+        assert facts is not None
+        found: dict[str, Any] = facts["memory_per_rank_bytes"]
+        return found
+
+    assert memory(str(file)) == memory("1f1b")
+    assert memory("./missing.csv") == memory("afab") and memory("afab")["activations"] > memory("1f1b")["activations"]
+
+
+def test_memory_is_estimated_for_the_machine_that_is_asked_for() -> None:
+    """A CPU's kernels keep more; and the fullest rank is named where there are several."""
+    cpu, gpu = (check(TINY, overrides=more) for more in (["slurm.gpu_request=none"], []))
+    assert cpu.facts is not None and gpu.facts is not None
+    assert cpu.facts["memory_per_rank_bytes"]["activations"] > gpu.facts["memory_per_rank_bytes"]["activations"]
+    two = check(TINY, overrides=["parallelism.pp=2", "model.model_config.vocab_size=100000"])
+    assert any("on the fullest rank, pipeline rank 1 with stage 1 (" in line for line in as_text(two, show=False))
 
 
 def test_lines_of_nvidia_smi() -> None:

@@ -10,6 +10,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ops.bench.live import Allocation, peak, peak_of
+from ops.bench.models import random_batch
+from trainer.activations import ACCELERATOR, CPU, Kernels, stage_needs
 from trainer.comm import Group
 from trainer.config import Config, load
 from trainer.engine import Engine
@@ -17,15 +20,27 @@ from trainer.flops import find_gpu
 from trainer.layers.deferred import take_noted
 from trainer.layers.factory import LayerFactory
 from trainer.layers.rotary import Rotary
-from trainer.layers.vocab import CHUNK_NUMEL_ACCELERATOR
-from trainer.memory import LOGITS_CHUNK_NUMEL, RankMemory, largest_micro_batch, rank_memory, usable_bytes
+from trainer.layers.vocab import CHUNK_NUMEL, CHUNK_NUMEL_ACCELERATOR
+from trainer.memory import (
+    UNFINISHED_REDUCTIONS,
+    RankMemory,
+    largest_micro_batch,
+    memory_of_ranks,
+    moments,
+    rank_memory,
+    usable_bytes,
+)
 from trainer.mesh.context import ParallelContext
 from trainer.mesh.topology import Topology
 from trainer.models.llama import DecoderLayer
+from trainer.optim.optimizer import MAX_UNFINISHED
+from trainer.pipeline.engine.parts import WeightGradients
 from trainer.pipeline.generators import make_schedule
+from trainer.pipeline.schedule import Op
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = "model.model_config."
+STEP: dict[str, Any] = {"lr": 0.0, "weight_decay": 0.0, "adam_t": 1}
 
 
 def config(name: str, *overrides: str) -> Config:
@@ -88,6 +103,11 @@ def test_parameters_gradients_and_states_are_what_the_engine_holds(dtype: str) -
     assert memory.gradients <= sum(gradients.values()) <= padding * memory.gradients
 
 
+def kept(config: Config, kernels: Kernels = ACCELERATOR) -> int:
+    """Bytes of activations that a micro-batch keeps on the first stage from forward to backward."""
+    return stage_needs(config, kernels=kernels, micro_batch_size=config.tokens.micro_batch_size)[0].kept.activations
+
+
 def saved_on_meta(tp_mode: str) -> int:
     """Bytes that backward keeps of one layer of a rank of tp = 2, from shapes alone."""
     small = tiny_config(tp=2, tp_mode=tp_mode)
@@ -103,11 +123,11 @@ def saved_on_meta(tp_mode: str) -> int:
 
 def test_sequence_parallel_keeps_what_lies_between_the_regions_once_over_tp() -> None:
     """The meta device's norm keeps its normalised input and 1/rms too, which the GPU's fused one does not."""
-    whole, cut = (rank_memory(tiny_config(tp=2, tp_mode=m)).activations for m in ("ALL_REDUCE", "REDUCE_SCATTER"))
+    modes = ("ALL_REDUCE", "REDUCE_SCATTER")
+    whole, cut = (kept(tiny_config(tp=2, tp_mode=m)) - kept(tiny_config(tp=2, tp_mode=m, layers=1)) for m in modes)
     tokens, hidden, size = 2 * 16, 32, 4
     per_layer = 2 * tokens * hidden * size // 2
-    in_flight_input = tokens * hidden * size // 2
-    assert whole - cut == 2 * per_layer + in_flight_input
+    assert whole - cut == per_layer
     statistics = 2 * tokens * size // 2
     assert saved_on_meta("ALL_REDUCE") - saved_on_meta("REDUCE_SCATTER") == per_layer + per_layer + statistics
 
@@ -133,7 +153,6 @@ def saved_bytes(layer: DecoderLayer, hidden: torch.Tensor, positions: torch.Tens
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("hidden_size", "ffn", "kv"), [(128, 384, 2), (64, 512, 4), (256, 256, 1)])
 def test_activations_of_a_layer_are_what_autograd_saves(hidden_size: int, ffn: int, kv: int, kind: str) -> None:
-    """On a CPU each norm also keeps its normalised input (the GPU's fused one does not), and rotary its tables."""
     one, two = (
         config(
             "tiny",
@@ -143,20 +162,17 @@ def test_activations_of_a_layer_are_what_autograd_saves(hidden_size: int, ffn: i
         )
         for layers in (1, 2)
     )
-    estimate = rank_memory(two).activations - rank_memory(one).activations
     engine = engine_of(two)
     batch, length = two.tokens.micro_batch_size, two.tokens.sequence_length
     hidden = torch.randn(batch, length, hidden_size, requires_grad=True)
     positions = torch.arange(length).expand(batch, length)
     layer = next(module for module in engine.model.modules() if isinstance(module, DecoderLayer))
-    measured = saved_bytes(layer, hidden, positions)
+    assert saved_bytes(layer, hidden, positions) == kept(two, CPU) - kept(one, CPU)
     normalised = 2 * hidden.nbytes
-    head_dim, heads = two.model.model_config.head_dim, two.model.model_config.num_attention_heads
-    statistics = 4 * batch * length * (2 + heads + head_dim)  # 1/rms twice, log-sum-exp, cos and sin
     if kind == "qwen3":
-        normalised += (heads + kv) * head_dim * 4 * batch * length
-        statistics += (heads + kv) * 4 * batch * length
-    assert measured == estimate + normalised + statistics
+        model = two.model.model_config
+        normalised += (model.num_attention_heads + kv) * model.head_dim * 4 * batch * length
+    assert kept(two, CPU) - kept(one, CPU) == kept(two) - kept(one) + normalised, "a GPU's norm is one operation"
 
 
 class _Alive(TorchDispatchMode):
@@ -195,39 +211,109 @@ def test_a_recomputed_layer_keeps_what_the_estimate_says(mode: str, dtype: str) 
         out = call(hidden=hidden, position_ids=positions)
     # The layer's input was made outside, and its output is the next layer's input: one stands for the other.
     assert out.shape == hidden.shape
-    assert alive.kept(apart_from=weights) == rank_memory(two).activations - rank_memory(one).activations
+    assert alive.kept(apart_from=weights) == kept(two) - kept(one)
 
 
 def test_the_estimate_of_recomputation_by_hand() -> None:
-    """6 layers on one rank: what every second one keeps, and one layer whole while it is made again."""
+    """6 layers on one rank: what every second one keeps, and one layer whole while it is made again.
+
+    The last norm's input has become the gradient then; the feed-forward's backward has three tensors more.
+    """
     tokens, hidden, ffn, attention = 2 * 32, 64, 128, 2 * (4 + 2) * 16
-    layer = 4 * hidden + attention + 4 * ffn
-    kept = {"full": hidden, "selective": 3 * hidden + (4 + 2 * 2) * 16 + 2 * ffn}
-    for mode, numel in kept.items():
-        every = ("model.recompute_interval=2", f"model.recompute={mode}")
-        memory = rank_memory(config("tiny", f"{SHAPE}num_hidden_layers=6", *every))
-        held = 3 * layer + 3 * numel + hidden + 2 * hidden + 3 * ffn + (layer - numel)
-        assert memory.activations == 4 * tokens * held
-    last = ("parallelism.pp=2", "tokens.batch_accumulation_per_replica=1", f"{SHAPE}num_hidden_layers=2")
-    only_first = rank_memory(config("tiny", *last, "model.recompute=full", "model.recompute_interval=2"))
-    assert only_first.activations == rank_memory(config("tiny", *last)).activations, "rank 1 recomputes nothing"
+    layer = 4 * (4 * hidden + attention + 4 * ffn + 16) + 4 * (2 + 4)
+    held = {"full": hidden, "selective": 3 * hidden + (4 + 2 * 2) * 16 + 2 * ffn}
+    for mode, numel in held.items():
+        six = (f"{SHAPE}num_hidden_layers=6", f"model.recompute={mode}")
+        all_six, second = (
+            stage_needs(config("tiny", *six, *more), kernels=ACCELERATOR, micro_batch_size=2)[0]
+            for more in ((), ("model.recompute_interval=2",))
+        )
+        assert all_six.kept.activations == tokens * (6 * 4 * numel + 4 * hidden)
+        assert second.kept.activations == tokens * (3 * layer + 3 * 4 * numel + 4 * hidden)
+        assert all_six.backward[0].activations == tokens * (layer - 4 * numel + 4 * 3 * ffn)
+        assert second.backward[0].activations == tokens * 4 * 3 * ffn, "the deepest layer is not among them"
+        waiting = 4 * (4 * hidden + attention + 3 * ffn) - 4 * numel  # behind I what W needs is left of each layer
+        assert all_six.input[0].activations == tokens * (5 * waiting + layer - 4 * numel + 4 * 3 * ffn)
 
 
 def test_activations_in_flight_are_the_schedules_own() -> None:
     """8 layers on 4 ranks, 8 micro-batches: what the fullest rank holds, in layers × micro-batches."""
     base = ("parallelism.pp=4", "tokens.batch_accumulation_per_replica=8", f"{SHAPE}num_hidden_layers=8")
     tokens, hidden, ffn = 2 * 32, 64, 128
-    layer = 4 * hidden + 2 * (4 + 2) * 16 + 4 * ffn
-    fewer = layer - ffn  # from I to W
+    layer = 4 * (4 * hidden + 2 * (4 + 2) * 16 + 4 * ffn + 16) + 4 * (2 + 4)
+    pending = 4 * (4 * hidden + 2 * (4 + 2) * 16 + 3 * ffn)
     held = {
-        "afab": 8 * (2 * layer + hidden),
-        "1f1b": 4 * (2 * layer + hidden),
-        "interleaved": 11 * (1 * layer + hidden),  # (v − 1)p + 2(p − 1) + 1 stages
-        "zb-h1": max(4 * (2 * layer + hidden), 2 * layer + hidden + 3 * 2 * fewer),
+        "afab": 8 * 2 * layer,
+        "1f1b": 4 * 2 * layer,
+        "interleaved": 11 * 1 * layer,  # (v − 1)p + 2(p − 1) + 1 stages
+        "zb-h1": max(4 * 2 * layer, 2 * layer + 3 * 2 * pending),
     }
-    for name, numel in held.items():
-        memory = rank_memory(config("tiny", *base, f"parallelism.pp_engine={name}"))
-        assert memory.activations == 4 * tokens * (numel + 2 * hidden + 3 * ffn), name
+    for name, size in held.items():
+        every = memory_of_ranks(config("tiny", *base, f"parallelism.pp_engine={name}"))
+        most = max(memory.activations for memory in every if memory.pp_rank < 3)
+        assert most == tokens * (size + 4 * (hidden + 3 * ffn)), name
+
+
+def test_the_moments_of_a_list_are_few_and_say_what_waits() -> None:
+    """zb-h1 on two ranks: before the third F of rank 0 one micro-batch waits for I, none for W."""
+    few, many = (moments(make_schedule("zb-h1", p=2, m=m).lists[1]) for m in (8, 512))
+    assert few == many and len(few) < 12
+    first = min(moments(make_schedule("1f1b", p=2, m=4).lists[0]), key=lambda moment: moment.alive)
+    assert (first.op, first.alive, first.pending) == (Op.F, ((0, 0),), ((0, 0),))
+    assert {moment.pending for moment in few} >= {((1, 0),), ((1, 1),)}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("model.recompute=full", f"{SHAPE}num_hidden_layers=8"),
+        ("model.recompute=selective", "model.recompute_interval=2", f"{SHAPE}num_hidden_layers=6"),
+        (f"{SHAPE}vocab_size=20000", f"{SHAPE}num_hidden_layers=1"),
+        ("parallelism.pp_engine=zb-h1", f"{SHAPE}num_hidden_layers=4"),
+        ("parallelism.pp_engine=afab", f"{SHAPE}model_type=qwen3"),
+        ("tokens.document_masks=true",),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_step_holds_at_most_what_is_predicted(overrides: tuple[str, ...]) -> None:
+    """The peak of a whole step in one process, engine included, from the allocator's own events."""
+    sizes = (
+        *(f"{SHAPE}hidden_size=128", f"{SHAPE}intermediate_size=344", f"{SHAPE}max_position_embeddings=128"),
+        "tokens.sequence_length=128",
+    )
+    small = config("tiny", *sizes, "tokens.batch_accumulation_per_replica=3", *overrides)
+    batch = random_batch(small)
+    predicted = rank_memory(small, kernels=CPU).total
+    assert peak_of(lambda: engine_of(small).train_step(batch, **STEP)) == pytest.approx(predicted, rel=0.01)
+
+
+def test_of_a_recomputed_stage_one_layer_s_weight_gradients_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were those of all eight layers to wait for the end of B, recomputation would save a good fifth and no more."""
+    small = config("tiny", "model.recompute=full", f"{SHAPE}num_hidden_layers=8")
+    (need,) = stage_needs(small, kernels=CPU, micro_batch_size=2)
+    batch = random_batch(small)
+    monkeypatch.setattr(WeightGradients, "_passed", lambda self, _: None)
+    late = peak_of(lambda: engine_of(small).train_step(batch, **STEP))
+    waiting = need.pending.activations - need.kept.activations
+    assert late > rank_memory(small, kernels=CPU).total + waiting // 2
+
+
+def test_a_peak_counts_what_was_seen_being_made() -> None:
+    made, freed = Allocation(1.0, 7, 100), Allocation(2.0, 7, -100)
+    assert peak([freed, made, Allocation(3.0, 7, 60), Allocation(4.0, 8, 50), Allocation(2.5, 9, -999)]) == 110
+
+
+def test_gradients_on_a_cpu_are_summed_through_copies() -> None:
+    """Few tokens: the copies, of a bucket that holds everything and one of the norms, are the fullest moment."""
+    few = ("model.dtype=float32", "tokens.micro_batch_size=1", "tokens.sequence_length=16")
+    two = config("tiny", *few, "parallelism.dp=2")
+    copied, plain = rank_memory(two, kernels=CPU), rank_memory(two)
+    padding = 1.02
+    assert copied.parameters <= copied.scratch <= padding * copied.parameters
+    assert copied.activations == copied.logits == plain.scratch == 0 < plain.activations
+    alone = rank_memory(config("tiny", *few), kernels=CPU)
+    assert alone.scratch == 0 < alone.activations
 
 
 def test_a_tied_embedding_whose_sites_share_a_rank_has_a_second_gradient_buffer_there() -> None:
@@ -283,7 +369,11 @@ def test_the_fullest_stage_is_reported() -> None:
 
 
 def test_the_logits_chunk_is_the_one_of_the_loss() -> None:
-    assert LOGITS_CHUNK_NUMEL == CHUNK_NUMEL_ACCELERATOR
+    assert ACCELERATOR.logits_chunk == CHUNK_NUMEL_ACCELERATOR and CPU.logits_chunk == CHUNK_NUMEL["cpu"]
+
+
+def test_the_copies_under_way_are_those_of_the_optimizer() -> None:
+    assert UNFINISHED_REDUCTIONS == MAX_UNFINISHED
 
 
 @pytest.mark.parametrize("gpu", ["h100", "a100", "rtx 4090"])
@@ -301,7 +391,10 @@ def test_no_micro_batch_fits_where_the_states_alone_do_not() -> None:
 
 
 def test_the_record_adds_up() -> None:
-    memory = RankMemory(parameters=1, gradients=2, optimizer=3, activations=4, logits=5)
+    memory = RankMemory(
+        pp_rank=1, stages=(1, 3), parameters=1, gradients=2, optimizer=3, activations=4, logits=5, scratch=6
+    )
     assert memory.as_dict() == {
-        "parameters": 1, "gradients": 2, "optimizer": 3, "activations": 4, "logits": 5, "total": 15,
+        "parameters": 1, "gradients": 2, "optimizer": 3, "activations": 4, "logits": 5, "scratch": 6, "total": 21,
+        "pp_rank": 1, "stages": [1, 3],
     }  # fmt: skip

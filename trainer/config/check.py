@@ -20,8 +20,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainer.activations import ACCELERATOR, CPU
+from trainer.memory import PURPOSES
+
 from .facts import as_data, curve, launch_facts
-from .here import Fit, LocalGpu, data_findings, fit, fit_findings, local_gpus, schedule_findings, tokenizer_findings
+from .here import (
+    Fit,
+    LocalGpu,
+    data_findings,
+    fit,
+    fit_findings,
+    local_gpus,
+    own_schedule,
+    schedule_findings,
+    tokenizer_findings,
+)
 from .load import Loaded, load
 from .problems import Problem, Severity, format_problem, has_errors
 from .rules import locate
@@ -56,13 +69,14 @@ def check(path: Path, *, site: Path | None = None, overrides: Iterable[str] = ()
     gpu_type = gpu_type_of(loaded.merged)
     wants_gpu = setting(loaded.merged, "slurm", "gpu_request") != "none"
     gpus = local_gpus() if wants_gpu else ()
-    result = fit(config, gpu_type=gpu_type, gpus=gpus) if wants_gpu else None
+    schedule = own_schedule(config)
+    result = fit(config, gpu_type=gpu_type, gpus=gpus, schedule=schedule) if wants_gpu else None
     findings = [*data_findings(config, required=here), *tokenizer_findings(config, required=here)]
     findings += schedule_findings(config, required=here)
     if wants_gpu:
         findings += fit_findings(config, result, gpu_type)
     seen = (locate(finding, loaded.merged) for finding in findings)
-    facts = launch_facts(config)
+    facts = launch_facts(config, schedule=schedule, kernels=ACCELERATOR if wants_gpu else CPU)
     return Checked(loaded=loaded, problems=(*loaded.problems, *seen), facts=facts, fit=result, gpus=gpus)
 
 
@@ -165,8 +179,10 @@ def _facts_text(facts: dict[str, Any], result: Fit | None) -> Iterator[str]:
     yield f"parameters  {facts['num_params']:,}; a checkpoint is {facts['checkpoint_bytes'] / 1e9:.3g} GB"
     yield f"step        {facts['samples_per_step']:,} samples, {facts['tokens_per_step']:,} tokens"
     yield f"run         {facts['train_steps']:,} steps, {facts['train_samples'] * facts['sequence_length']:,} tokens"
-    parts = ", ".join(f"{name} {memory[name] / 1e9:.3g}" for name in memory if name != "total")
-    yield f"memory      about {memory['total'] / 1e9:.3g} GB on the fullest rank ({parts})"
+    parts = ", ".join(f"{name} {memory[name] / 1e9:.3g}" for name in PURPOSES)
+    stages = ", ".join(map(str, memory["stages"]))
+    where = f", pipeline rank {memory['pp_rank']} with stage {stages}" if facts["pp"] > 1 else ""
+    yield f"memory      about {memory['total'] / 1e9:.3g} GB on the fullest rank{where} ({parts})"
     if result is not None and result.fits:
         yield f"fits        one {result.gpu}; micro_batch_size could be up to {result.largest_micro_batch}"
 

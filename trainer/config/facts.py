@@ -10,8 +10,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from trainer.activations import ACCELERATOR, DTYPE_BYTES, Kernels
 from trainer.flops import step_flops
-from trainer.memory import DTYPE_BYTES, rank_memory, topology_of
+from trainer.memory import rank_memory, topology_of
+from trainer.pipeline.schedule import Schedule
 from trainer.schedules import (
     batch_size_at,
     decay_start,
@@ -30,8 +32,8 @@ SCHEMA_VERSION = 1
 NUM_STATES = 3  # master weights and two moments
 
 
-def launch_facts(config: Config) -> dict[str, Any]:
-    """The record, as plain data."""
+def launch_facts(config: Config, *, schedule: Schedule | None = None, kernels: Kernels = ACCELERATOR) -> dict[str, Any]:
+    """The record, as plain data. `schedule`, `kernels`: what the memory is estimated for, as `rank_memory`."""
     mesh, tokens, flops = config.parallelism, config.tokens, step_flops(config)
     num_params = sum(spec.numel for spec in param_specs(config, topology_of(config)))
     state_bytes = max(4, DTYPE_BYTES[config.compute_dtype])
@@ -55,7 +57,7 @@ def launch_facts(config: Config) -> dict[str, Any]:
         "flops_per_step": flops.exact,
         "flops_per_step_full_attn": flops.full_attn,
         "flops_per_step_megatron": flops.megatron,
-        "memory_per_rank_bytes": rank_memory(config).as_dict(),
+        "memory_per_rank_bytes": rank_memory(config, schedule=schedule, kernels=kernels).as_dict(),
         "compute_dtype": config.compute_dtype,
         "config_digest": config_digest(config),
         "vocab_size": config.model.model_config.vocab_size,

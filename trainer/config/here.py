@@ -15,9 +15,11 @@ from pathlib import Path
 from trainer.errors import ConfigError, DataError
 from trainer.flops import find_gpu
 from trainer.memory import FIXED_BYTES, USABLE, largest_micro_batch, rank_memory, usable_bytes
-from trainer.pipeline.choose import training_lists
+from trainer.pipeline.choose import training_lists, training_schedule
 from trainer.pipeline.lower import chain
 from trainer.pipeline.partition import is_schedule_file, placement
+from trainer.pipeline.schedule import Schedule, ScheduleError
+from trainer.pipeline.validate import validate
 
 from .model import Config
 from .problems import Severity, quoted
@@ -123,6 +125,19 @@ def schedule_findings(config: Config, *, required: bool) -> Iterator[Finding]:
         yield Finding(key=key, message=str(error).removeprefix(f"{key}: "), found=name)
 
 
+def own_schedule(config: Config) -> Schedule | None:
+    """The schedule in the file that the config names, where it can be read and is made for the config."""
+    name, mesh = config.parallelism.pp_engine, config.parallelism
+    if not is_schedule_file(name) or not Path(name).is_file():
+        return None
+    try:
+        schedule = training_schedule(config, p=mesh.pp, m=config.num_micro_batches)
+        validate(schedule, chain(schedule.placement.num_stages))
+    except (ConfigError, ScheduleError):
+        return None  # schedule_findings says what is wrong with it
+    return schedule
+
+
 def _unseen(key: str, message: str, found: str, *, required: bool) -> Finding:
     severity = Severity.ERROR if required else Severity.UNCHECKED
     return Finding(key=key, message=message, found=quoted(found), severity=severity)
@@ -162,7 +177,9 @@ class Fit:
     largest_micro_batch: int | None
 
 
-def fit(config: Config, *, gpu_type: str | None, gpus: tuple[LocalGpu, ...]) -> Fit | None:
+def fit(
+    config: Config, *, gpu_type: str | None, gpus: tuple[LocalGpu, ...], schedule: Schedule | None = None
+) -> Fit | None:
     """By the GPU type the config asks for, else by the fullest GPU found here; None when neither is known."""
     asked = find_gpu(gpu_type)
     if asked is not None:
@@ -172,13 +189,13 @@ def fit(config: Config, *, gpu_type: str | None, gpus: tuple[LocalGpu, ...]) -> 
         name, available = fullest.name, int((fullest.free_bytes - FIXED_BYTES) * USABLE)
     else:
         return None
-    needed = rank_memory(config).total
+    needed = rank_memory(config, schedule=schedule).total
     return Fit(
         gpu=name,
         available_bytes=max(0, available),
         needed_bytes=needed,
         fits=needed <= available,
-        largest_micro_batch=largest_micro_batch(config, available),
+        largest_micro_batch=largest_micro_batch(config, available, schedule=schedule),
     )
 
 

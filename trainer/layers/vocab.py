@@ -156,6 +156,8 @@ class _CrossEntropy(torch.autograd.Function):
                 g_NV = logits_NV.to(hidden_ND.dtype)
                 torch.mm(g_NV, used_VD, out=grad_hidden[rows])
                 grad_weight.add(g_NV, h_ND)
+                del g_NV
+            del logits_NV  # or it would live until the next chunk's are made
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight.value)
         return loss / num_valid

@@ -95,12 +95,21 @@ def facts_table(facts: LaunchFacts) -> Iterator[str]:
     yield f"step        {plural(samples, 'sample')} × {length:,} = {facts.tokens_per_step:,} tokens"
     checkpoint = human_size(facts.checkpoint_bytes)
     yield f"parameters  {facts.num_params:,} ({facts.compute_dtype}); a checkpoint is {checkpoint}"
-    memory = asdict(facts.memory_per_rank_bytes)
-    yield "memory of the fullest rank, estimated:"
-    width = max(map(len, memory))
-    yield from (f"  {name:<{width}}  {human_size(count):>9}" for name, count in memory.items())
-    if facts.pp > 1 and not memory["logits"]:
-        yield f"  (the logits are on the last of {facts.pp} pipeline ranks; the fullest rank is another one)"
+    yield from memory_table(facts)
+
+
+def memory_table(facts: LaunchFacts) -> Iterator[str]:
+    """Which rank is the fullest, and what of."""
+    memory = facts.memory_per_rank_bytes
+    where = ""
+    if facts.pp > 1 and memory.pp_rank is not None and memory.stages is not None:
+        stages = " and ".join(map(str, memory.stages))
+        where = f" (pipeline rank {memory.pp_rank} of {facts.pp}, with stage {stages})"
+    yield f"memory of the fullest rank{where}, estimated:"
+    names = ("parameters", "gradients", "optimizer", "activations", "logits", "scratch", "total")
+    sizes = {name: size for name in names if (size := getattr(memory, name)) is not None}
+    width = max(map(len, sizes))
+    yield from (f"  {name:<{width}}  {human_size(size):>9}" for name, size in sizes.items())
 
 
 def curve_table(curve: Iterable[dict[str, Any]]) -> Iterator[str]:
