@@ -26,6 +26,7 @@ from orchestrator.views.records import RunView
 from orchestrator.views.run_view import RunInputs, build_view, run_steps
 
 MAX_POINTS = 4000
+MAX_COLUMNS = 500
 
 
 def write_report(run_dir: Path, out: Path | None = None, *, now: float | None = None) -> Path:
@@ -60,6 +61,7 @@ def page(view: RunView, data: dict[str, Any], *, config: str | None) -> str:
             sections.checkpoints(view),
             sections.cycles(view),
             sections.step_charts(view),
+            sections.grad_norms(data["grad_norms"]),
             sections.config(None if config is None else redacted(config)),
             sections.problems(view),
             sections.footer(view),
@@ -97,6 +99,7 @@ def page_data(view: RunView, merged: MergedSteps, inputs: RunInputs) -> dict[str
             "loss": [line.loss for line in inputs.validation],
             "unix": [line.unix for line in inputs.validation],
         },
+        "grad_norms": grad_norm_map(merged.kept),
         "incidents": [
             {
                 "unix": i.fault_unix or i.unix,
@@ -109,6 +112,18 @@ def page_data(view: RunView, merged: MergedSteps, inputs: RunInputs) -> dict[str
             {"unix": e.unix, "text": f"checkpoint of step {step_of(e):,}<br>{moment_utc(e.unix)}"}
             for e in commits[:: -(-len(commits) // MAX_POINTS) or 1]
         ],
+    }
+
+
+def grad_norm_map(lines: Sequence[StepLine]) -> dict[str, list[Any]]:
+    """Gradient norms by block and step, a row for each block; at most MAX_COLUMNS steps, evenly left out."""
+    logged = [line for line in lines if line.grad_norms]
+    logged = logged[:: -(-len(logged) // MAX_COLUMNS) or 1]
+    blocks = list(dict.fromkeys(block for line in logged for block in line.grad_norms or {}))
+    return {
+        "step": [line.step for line in logged],
+        "block": [html.escape(block) for block in blocks],
+        "norm": [[(line.grad_norms or {}).get(block) for line in logged] for block in blocks],
     }
 
 

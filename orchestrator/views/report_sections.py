@@ -1,6 +1,6 @@
 """The sections of the report: RunView → HTML. Every text passes `html.escape`; nothing of a run becomes markup."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from orchestrator import __version__
@@ -122,6 +122,15 @@ def step_charts(view: RunView) -> str:
     rate_chart = '<section><h2>Learning rate</h2><div id="rate" class="chart small"></div></section>'
     norm_chart = '<section><h2>Gradient norm</h2><div id="norm" class="chart small"></div></section>'
     return f'<div class="pair">{rate_chart}{norm_chart}</div>'
+
+
+def grad_norms(table: Mapping[str, Sequence[object]]) -> str:
+    """Where each block's gradient norm is on record: block × step."""
+    if not table["step"]:
+        return ""
+    note = "Before clipping; dark is small. `logging.grad_norms_interval` and `pawl profile` put them on record."
+    chart = '<div id="blocks" class="chart"></div>'
+    return f'<section><h2>Gradient norm of each block</h2>{chart}<p class="note">{escape(note)}</p></section>'
 
 
 def goodput(view: RunView) -> str:

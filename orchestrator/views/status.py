@@ -93,7 +93,7 @@ def _facts(view: RunView) -> list[tuple[str, RenderableType]]:
         facts.append(("hot spares", Text("\n".join(view.lost_spares), style="yellow")))
     if view.profiles:
         more = f"  (and {len(view.profiles) - 1} before)" if len(view.profiles) > 1 else ""
-        facts.append(("profile", Text(f"{view.run_dir}/{view.profiles[-1]}{more}")))
+        facts.append(("profile", Text(f"{view.run_dir}/{view.profiles[-1]}{more}", overflow="fold")))
     if view.metrics_addresses:
         facts.append(("metrics", "  ".join(f"http://{address}/metrics" for address in view.metrics_addresses)))
     if view.stop is not None and view.stop.hint:

@@ -1,6 +1,7 @@
 """drain, cancel, save-now: the request is left, the answer awaited; export: the trainer's converter on what counts."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from run_factory import Story
 
 from orchestrator.cli.actions import request as action
 from orchestrator.cli.app import run
+from orchestrator.errors import UsageError
 from orchestrator.state.codec import dumps
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.fsio import list_names
@@ -106,6 +108,71 @@ def test_a_drain_claims_a_checkpoint_only_when_there_is_a_new_one() -> None:
     )
     assert "nothing running" in action.answer("drained", before=after, after=after)
     assert "Go on from step-000000007" in action.answer("cancelled", before=after, after=after)
+
+
+@pytest.fixture
+def recorded(paths: RunPaths) -> Iterator[RunPaths]:
+    """A supervisor that answers a profile with two traces."""
+    over = threading.Event()
+
+    def serve() -> None:
+        ledger, folder = Ledger(paths.root, "attempt-0001-g01"), paths.profile("step-000000005.a0001g01c0001")
+        while not over.is_set():
+            for request in read_requests(paths)[0]:
+                folder.mkdir(parents=True)
+                for rank in request.ranks or ():
+                    (folder / f"rank-{rank:05d}.json.gz").write_bytes(b"")
+                    (folder / f"rank-{rank:05d}.txt").write_text(f"rank {rank}, {request.steps} steps\n  3.1 ms mm\n")
+                where = paths.relative(folder)
+                acknowledge(paths, ledger, Epoch(1, 1, 1), request, result="profiled", where=where)
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield paths
+    over.set()
+    thread.join()
+
+
+def test_profile_says_where_the_traces_are_and_what_took_the_time(
+    recorded: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["profile", "demo", "--steps", "4", "--ranks", "3,1", "--timeout", "20"]) == 0
+    said = capsys.readouterr().out
+    folder = recorded.profile("step-000000005.a0001g01c0001")
+    assert f"{folder}/rank-00001.json.gz" in said and f"{folder}/rank-00003.json.gz" in said
+    assert "ui.perfetto.dev" in said and "rank 1, 4 steps\n  3.1 ms mm" in said
+    assert run(["status", "demo"]) == 0
+    assert "profile/step-000000005.a0001g01c0001" in re.sub(r"\s+", "", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("word", ["not profiled", "drained", "cancelled"])
+def test_a_profile_of_which_nothing_came_is_a_failure(
+    word: str, paths: RunPaths, answer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer.append(word)
+    assert run(["profile", "demo", "--timeout", "20"]) == 1
+    error = capsys.readouterr().err
+    assert ("recorded nothing" in error) is (word == "not profiled") and "demo" in error
+
+
+def test_a_run_that_is_over_cannot_be_profiled(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    Ledger(paths.root, "ctl-x").append(Epoch(1, 1, 1), "run_held", {"rule": "crash-loop", "reason": "r", "hint": "h"})
+    assert run(["profile", "demo"]) == 1
+    assert "nothing trains" in capsys.readouterr().err and list_names(paths.control) == ()
+
+
+def test_ranks_are_a_list_or_all() -> None:
+    assert action.parse_ranks("3,0,3", world_size=4) == (0, 3) and action.parse_ranks("all", world_size=4) is None
+    for text, said in (
+        ("", "no list"),
+        ("0-3", "no list"),
+        ("-1", "no list"),
+        ("1,4", "ranks 0 to 3"),
+        ("x", "no list"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            action.parse_ranks(text, world_size=4)
 
 
 def test_another_answer_is_a_failure(paths: RunPaths, answer: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,6 +101,20 @@ def test_known_mfu_has_its_chart_and_three_numbers(tmp_path: Path) -> None:
     assert json.loads(page.data)["kept"]["mfu"][0] == pytest.approx(41.0)
 
 
+def test_gradient_norms_by_block_are_a_map_where_there_are_any(tmp_path: Path) -> None:
+    story = clean()
+    page = page_of(story, tmp_path / "without")
+    assert "Gradient norm of each block" not in page.text and json.loads(page.data)["grad_norms"]["step"] == []
+    for line in story.lines[1::2]:
+        line.update(grad_norms={"model.layers.0": 0.5, "<b>": 2.0 * line["step"], "odd": None})
+    page = page_of(story, tmp_path / "with")
+    found = json.loads(page.data)["grad_norms"]
+    assert "Gradient norm of each block" in page.text
+    steps = [line["step"] for line in story.lines[1::2]]
+    assert (found["step"], found["block"]) == (steps, ["model.layers.0", "&lt;b&gt;", "odd"])
+    assert found["norm"] == [[0.5] * len(steps), [2.0 * step for step in steps], [None] * len(steps)]
+
+
 def test_an_empty_run_has_a_report(tmp_path: Path) -> None:
     story = Story(run="empty")
     page = page_of(story, tmp_path)

@@ -89,6 +89,15 @@ function drawAll() {
     "step %{x:,}<br>learning rate %{y:.3e}<extra></extra>")], layout("step", {}));
   draw("norm", [line(data.kept, "step", "grad_norm", "gradient norm", { color: colour("--second"), width: 1.4 },
     "step %{x:,}<br>gradient norm %{y:.3f}<extra></extra>")], layout("step", {}));
+  /* Norms of blocks lie powers of ten apart. Steps are names, so that those without a record take no room. */
+  const blocks = data.grad_norms;
+  const spec = layout("step", {});
+  Object.assign(spec.xaxis, { type: "category" });
+  Object.assign(spec.yaxis, { autorange: "reversed" });
+  draw("blocks", [{ type: "heatmap", x: blocks.step.map(String), y: blocks.block, customdata: blocks.norm,
+    z: blocks.norm.map((row) => row.map((norm) => (norm > 0 ? Math.log10(norm) : null))), colorscale: "Viridis",
+    colorbar: { title: { text: "log10" }, thickness: 12 },
+    hovertemplate: "step %{x}<br>%{y}<br>gradient norm %{customdata:.3e}<extra></extra>" }], spec);
 }
 
 for (const button of document.querySelectorAll(".switch button")) {
