@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with the exact versions of requirements.lock and installs pawl into it. Safe to stop and to run again.
-# Needs Python 3.11+; where Debian's venv module is missing, installs it as root or names the command.
+# Needs Python 3.11+; where Debian's venv module or g++ is missing, installs it as root or names the command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,15 +19,18 @@ find_python() {
   die "no Python 3.11 or newer found. Install one (Debian/Ubuntu: apt-get install python3) or set PYTHON=/path/to/python3.11."
 }
 
-apt_install() { # apt_install WHY PACKAGE...
+apt_install() { # apt_install WHY PACKAGE...: 1 where it could not, the command named
   local why=$1 command="apt-get update && apt-get install -y ${*:2}"
   shift
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-    die "$why. Install the package that holds it (Debian/Ubuntu: sudo sh -c '$command') and run make setup again."
+    say "$why. Install the package that holds it (Debian/Ubuntu: sudo sh -c '$command') and run make setup again."
+    return 1
   fi
   say "$why: installing Debian's $*"
-  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
-    die "$why, and apt-get could not install it; see its message above. Run: $command   and then make setup again."
+  if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } >/dev/null; then
+    say "$why, and apt-get could not install it; see its message above. Run: $command   and then make setup again."
+    return 1
+  fi
 }
 
 whole_venv() { # pip writes RECORD last, so a .venv whose making was stopped has none for pip itself
@@ -59,7 +62,10 @@ rm -f .venv/.pawl-ready
 python=$(find_python)
 minor=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 say "downloads about 0.5 GB (3 GB with the CUDA build of torch) into .venv; 2 to 9 minutes, by network and disk."
-"$python" -c 'import ensurepip, venv' 2>/dev/null || apt_install "Python's venv module is missing" "python$minor-venv"
+"$python" -c 'import ensurepip, venv' 2>/dev/null || apt_install "Python's venv module is missing" "python$minor-venv" || exit 1
+# Everything else works without it: going on.
+command -v "${CXX:-g++}" >/dev/null 2>&1 ||
+  apt_install "no C++ compiler (${CXX:-g++}): model.compile on a CPU, and its tests, need one" g++ || true
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 if ! whole_venv; then

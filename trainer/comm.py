@@ -4,9 +4,11 @@ A group of one needs no communication and does none. Meta tensors only get their
 without a process group. Every reduction is SUM: nothing is averaged anywhere, losses are divided before backward.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -21,18 +23,37 @@ class Counter:
     value: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_next_number = itertools.count().__next__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Group:
-    """The ranks of one slice of the mesh; `rank` is this process's index in `ranks`, `pg` None for a group of one."""
+    """The ranks of one slice of the mesh; `rank` is this process's index in `ranks`, `pg` None for a group of one.
+
+    `number`: what operators, which take no objects, call it by; counted in this process, so that ranks that make their
+    groups in one order have the same numbers, and the same again after a restart.
+    """
 
     ranks: tuple[int, ...]
     rank: int
     pg: dist.ProcessGroup | None
     counter: Counter = field(default_factory=Counter)
+    number: int = field(default_factory=_next_number, init=False)
+
+    def __post_init__(self) -> None:
+        _BY_NUMBER[self.number] = self
 
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+
+_BY_NUMBER: WeakValueDictionary[int, Group] = WeakValueDictionary()
+
+
+def group_of(number: int) -> Group:
+    """The living group of that `Group.number`. Raises KeyError."""
+    return _BY_NUMBER[number]
 
 
 def solo() -> Group:

@@ -10,7 +10,8 @@ ahead, in a reduction that has to be waited for anyway: a step begins without wa
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +32,14 @@ from trainer.optim.adamw import AdamW
 from trainer.optim.layout import DEFAULT_BUCKET_NUMEL, plan_rank_layout
 from trainer.optim.optimizer import FlatOptimizer
 from trainer.optim.overlap import Placed, Site, StepWatch, reduction_order
-from trainer.pipeline.block import PipelineBlock
+from trainer.pipeline.blocks import block_calls, blocks_of, build_stages, layer_names, zero_fields
 from trainer.pipeline.choose import training_lists
+from trainer.pipeline.compile import BlockCompiler, warm_up
 from trainer.pipeline.engine.interpreter import Interpreter
 from trainer.pipeline.engine.parts import linear_names
 from trainer.pipeline.generators import forward_only
 from trainer.pipeline.graph import Graph
 from trainer.pipeline.partition import placement
-from trainer.pipeline.recompute import Call, recomputed
 from trainer.pipeline.schedule import Action, Lists
 from trainer.pipeline.trace import trace
 from trainer.pipeline.validate import validate
@@ -113,8 +114,9 @@ class Engine:
             ),
         )  # fmt: skip
         self.model = build_model(config, factories, ctx.topology)
-        self._modules = _build_stages(self.model, self.placement.stages_of(self.pp_rank))
-        self._calls = _block_calls(self.model, self._modules, config.model.recompute_of)
+        self._modules = build_stages(self.model, self.placement.stages_of(self.pp_rank))
+        self.compiler = BlockCompiler(ctx.device) if config.model.compile == "block" else None
+        self._calls = block_calls(self.model, self._modules, config.model.recompute_of, self.compiler)
         self._extra_grads: dict[str, list[torch.Tensor]] = {}
         placed = self._place_parameters()
         self._parameters = [(p.live, p.parameter, p.address) for p in placed]
@@ -123,6 +125,7 @@ class Engine:
             wait_weights=self.optimizer.wait_weights,
         )  # fmt: skip
         self._interpreters: dict[tuple[int, ...], Interpreter] = {}
+        self._compiled: set[tuple[tuple[int, ...], bool]] = set()
         self._plans: dict[tuple[tuple[int, ...], int, bool], tuple[Action, ...]] = {}
         self._orders: dict[tuple[Action, ...], tuple[int, ...]] = {}
 
@@ -221,6 +224,18 @@ class Engine:
         loss_sum, num_valid = all_reduce(sums, self.ctx.world).tolist()
         return loss_sum, int(num_valid)
 
+    def compile_blocks(self, *, evaluates: bool) -> float | None:
+        """Compile what steps will run, and with `evaluates` what validation will; seconds, None where nothing is to be.
+
+        Without it the first step does so. No weight, gradient or state of a generator is changed. Comm: tp collectives.
+        """
+        if self.compiler is None:
+            return None
+        began, tokens = time.perf_counter(), self.config.tokens
+        for is_training in (True, False) if evaluates else (True,):
+            self._interpreter((tokens.micro_batch_size, tokens.sequence_length), is_training=is_training)
+        return time.perf_counter() - began
+
     def _run(self, batch: "StepBatch", *, num_valid: float, is_training: bool) -> torch.Tensor:
         interpreter, actions = self._plan(batch, is_training=is_training)
         return interpreter.run(actions, self._fields(batch, num_valid), is_training=is_training)
@@ -229,16 +244,26 @@ class Engine:
         """The interpreter for the batch's micro-batch shape and this rank's actions, both cached."""
         m, *shape = batch.input_ids_MBT.shape
         key = tuple(shape)
-        if key not in self._interpreters:
-            self._interpreters[key] = Interpreter(
-                self._trace(key), self._modules, placement=self.placement, pp=self.ctx.pp, device=self.ctx.device,
-                calls=self._calls, watch=self.watch,
-            )  # fmt: skip
-        interpreter = self._interpreters[key]
+        interpreter = self._interpreter(key, is_training=is_training)
         plan = (key, m, is_training)
         if plan not in self._plans:
             self._plans[plan] = self._schedule(interpreter.graph, m, is_training=is_training)[self.pp_rank]
         return interpreter, self._plans[plan]
+
+    def _interpreter(self, shape_BT: tuple[int, ...], *, is_training: bool) -> Interpreter:
+        """The interpreter for micro-batches of this shape, cached; its blocks are compiled for what it will do."""
+        if shape_BT not in self._interpreters:
+            self._interpreters[shape_BT] = Interpreter(
+                self._trace(shape_BT), self._modules, placement=self.placement, pp=self.ctx.pp, device=self.ctx.device,
+                calls=self._calls, watch=self.watch,
+            )  # fmt: skip
+        if self.compiler is not None and (shape_BT, is_training) not in self._compiled:
+            self._compiled.add((shape_BT, is_training))
+            warm_up(
+                self._interpreters[shape_BT].graph, layer_names(self.model), self._calls, self._modules,
+                fields=zero_fields(shape_BT, self.ctx.device), device=self.ctx.device, is_training=is_training,
+            )  # fmt: skip
+        return self._interpreters[shape_BT]
 
     def _order(self, actions: tuple[Action, ...]) -> tuple[int, ...]:
         """The order in which the buckets are reduced, cached."""
@@ -252,18 +277,14 @@ class Engine:
         return training_lists(self.config, graph.links, p=self.topology.pp, m=m)
 
     def _trace(self, shape_BT: tuple[int, ...]) -> Graph:
-        fields: dict[str, Any] = {
-            name: torch.empty(shape_BT, dtype=torch.int64, device="meta")
-            for name in ("input_ids", "labels", "position_ids")
-        }
-        return trace(self.model, {**fields, "num_valid": 1.0})
+        return trace(self.model, zero_fields(shape_BT, torch.device("meta")))
 
     def _fields(self, batch: "StepBatch", num_valid: float) -> list[dict[str, Any]]:
         device = self.ctx.device
         tensors = {
             "input_ids": batch.input_ids_MBT.to(device, non_blocking=True),
             "labels": batch.labels_MBT.to(device, non_blocking=True),
-            "position_ids": batch.position_ids_MBT.to(device, non_blocking=True),
+            "position_ids": batch.position_ids_MBT.to(device, non_blocking=True).contiguous(),
         }
         return [
             {**{name: tensor[i] for name, tensor in tensors.items()}, "num_valid": num_valid}
@@ -311,7 +332,7 @@ class Engine:
     def _place_parameters(self) -> list[Placed]:
         """Give every parameter of this rank its place in the buckets; a second tie site gets a gradient of its own."""
         alias = {live: tie.name for tie in self.model.ties for _, live in tie.sites}
-        stages = {block.name: block.stage for block in _blocks(self.model)}
+        stages = {block.name: block.stage for block in blocks_of(self.model)}
         placed: list[Placed] = []
         seen: set[str] = set()
         for block, module in self._modules.items():
@@ -345,25 +366,6 @@ class Engine:
         for live, parameter, pointer in self._parameters:
             grad = parameter.grad
             assert grad is not None and grad.data_ptr() == pointer, f"{live}: .grad left its bucket"
-
-
-def _blocks(model: nn.Module) -> list[PipelineBlock]:
-    return [module for module in model.modules() if isinstance(module, PipelineBlock)]
-
-
-def _build_stages(model: nn.Module, stages: Sequence[int]) -> dict[str, nn.Module]:
-    return {block.name: block.build() for block in _blocks(model) if block.stage in stages}
-
-
-def _block_calls(
-    model: nn.Module, modules: Mapping[str, nn.Module], recompute_of: Callable[[int], str]
-) -> dict[str, Call]:
-    """What runs each block of this rank: its module, or the module recomputed in backward."""
-    layers = {block.name: block.layer for block in _blocks(model)}
-    return {
-        name: module if (layer := layers[name]) is None else recomputed(module, recompute_of(layer))
-        for name, module in modules.items()
-    }
 
 
 def _set_parameter(module: nn.Module, name: str, weight: torch.Tensor, grad: torch.Tensor) -> nn.Parameter:

@@ -7,6 +7,7 @@ is never trained again.
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -16,10 +17,10 @@ from trainer.records import TrainLine, ValidationLine, to_json
 
 
 class Journal:
-    """The journal of one cycle. `cycle_dir` None: a rank that keeps none."""
+    """The journal of one cycle. `cycle_dir` None: a rank that keeps none. `compile_s`: what its first line says."""
 
-    def __init__(self, cycle_dir: Path | None, *, print_interval: int) -> None:
-        self._cycle_dir = cycle_dir
+    def __init__(self, cycle_dir: Path | None, *, print_interval: int, compile_s: float | None = None) -> None:
+        self._cycle_dir, self._compile_s = cycle_dir, compile_s
         self._print_interval = print_interval
         self._train: TextIO | None = None
 
@@ -38,6 +39,7 @@ class Journal:
         """Append a step, and print it when it is its turn."""
         if self._train is None:
             return
+        line, self._compile_s = replace(line, compile_s=self._compile_s), None
         self._train.write(to_json(line) + "\n")
         self._train.flush()
         if line.save_s is not None:

@@ -100,7 +100,8 @@ class Outcome:
 class TrainLine:
     """One completed step. Seconds are wall seconds; `tokens` and `consumed_samples` count from the start of the run.
 
-    `grad_norms`: by block (model.layers.0 …), where they were asked for.
+    `grad_norms`: by block (model.layers.0 …), where they were asked for. `compile_s`: spent before this step, the
+    first of its launch.
     """
 
     step: int
@@ -120,6 +121,7 @@ class TrainLine:
     mfu_megatron: float | None
     hfu: float | None
     skipped: str | None
+    compile_s: float | None = None
     save_s: float | None
     grad_norms: Mapping[str, float] | None = None
     unix: float

@@ -102,10 +102,12 @@ class TrainerProcess:
         loader = Loader(config, topology, context.rank)
         engine = Engine(config, context)
         state = self.restore(engine, context)
+        compile_s = self.compile(engine, evaluates=bool(loader.held_out))
         with (
             Journal(
                 self.launch.cycle_dir if context.rank == 0 else None,
                 print_interval=config.logging.iteration_step_info_interval,
+                compile_s=compile_s,
             ) as journal,
             StepProfiler(
                 config.profiler,
@@ -196,6 +198,16 @@ class TrainerProcess:
         self.beats.beat(step=state.step, tokens=state.consumed_tokens)
         say(context, f"goes on from {name}, {context.topology.world_size} ranks, loaded in {seconds:.2f} s")
         return self.with_windows(state)
+
+    def compile(self, engine: Engine, *, evaluates: bool) -> float | None:
+        """Compile what the config wants compiled; seconds, None where it wants nothing. Comm: tp collectives."""
+        assert self.beats is not None
+        if engine.compiler is None:
+            return None
+        self.beats.beat(Phase.COMPILE)
+        seconds = engine.compile_blocks(evaluates=evaluates)
+        say(engine.ctx, f"layers compiled in {seconds:.2f} s")
+        return seconds
 
     def newest(self, context: ParallelContext) -> str | None:
         """The newest checkpoint that verifies, as rank 0 sees it; None when there is none. Comm: 1 all-gather."""
@@ -312,8 +324,8 @@ def loop_plan(config: Config, *, epoch: Epoch, device: str | None) -> LoopPlan:
         train_steps=train_steps,
         checkpoint_interval=config.checkpoints.checkpoint_interval,
         validation_interval=config.tokens.val_check_interval,
-        replica_interval=config.parallelism.replica_check_interval,
         grad_norms_interval=config.logging.grad_norms_interval,
+        replica_interval=config.parallelism.replica_check_interval,
         cost=cost,
         lr=lambda step: lr_at(step, optimizer.learning_rate_scheduler, train_steps=train_steps),
         weight_decay=lambda step: weight_decay_at(

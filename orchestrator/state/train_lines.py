@@ -30,6 +30,7 @@ class StepLine:
     step_time_s: float | None = None
     data_wait_s: float | None = None
     save_s: float | None = None
+    compile_s: float | None = None
     grad_norms: dict[str, float | None] | None = None
     tokens_per_s: float | None = None
     model_flops: float | None = None
@@ -74,6 +75,7 @@ class TrainStep:
     hfu: float | None = None
     skipped: str | None = None
     save_s: float | None = None
+    compile_s: float | None = None
     grad_norms: dict[str, float] | None = None
     nonfinite: bool = False
     unix: float
@@ -235,6 +237,7 @@ def _step_line(record: dict[str, object], epoch: Epoch) -> StepLine | None:
         data_wait_s=finite(record.get("data_wait_s")),
         save_s=finite(record.get("save_s")),
         grad_norms={str(name): finite(norm) for name, norm in norms.items()} if isinstance(norms, dict) else None,
+        compile_s=finite(record.get("compile_s")),
         tokens_per_s=finite(record.get("tokens_per_s")),
         model_flops=finite(record.get("model_flops")),
         mfu=finite(record.get("mfu")),

@@ -1,6 +1,6 @@
 """Where a run's wall time went: exclusive categories that sum to it, to the microsecond.
 
-    run_created ─queue─ attempt_started ─preflight─ cycle_started ─start·rendezvous·restore─ steps … ─ cycle_ended ─ …
+    run_created ─queue─ attempt_started ─preflight─ cycle_started ─start·rendezvous·restore·compile─ steps … ─ …
                                                                 each step: data_stall + work + save_blocking (+ eval)
     a fault:  last step ─recompute─ fault ─hang─ noticed ─recovery (backoff inside)─ next cycle_started
 
@@ -202,13 +202,14 @@ class _Painter:
     def _paint_start(
         self, inside: Sequence[_Timed], lines: Sequence[StepLine], *, is_open: bool, resumed: bool
     ) -> None:
-        """Start, rendezvous and restore: what lies before the first step; provisional until that step is seen."""
+        """Start, rendezvous, restore, compile: what lies before the first step; provisional until that step is seen."""
         running = next((t for t in inside if t.event.kind == "cycle_running"), None)
         if not lines:
             return
         first = lines[0]
         first_us = _micros(first.unix) - _span_us(first.step_time_s) - _span_us(first.save_s)
-        total = max(0, first_us - self.tape.cursor)
+        compiled_us = first_us - _span_us(first.compile_s)  # where it began
+        total = max(0, compiled_us - self.tape.cursor)
         if running is None and is_open:
             self.tape.start_to(first_us)
             return
@@ -216,8 +217,9 @@ class _Painter:
         start = min(total, _span_us(data["start_s"]) if finite(data.get("start_s")) else total)
         load = min(total - start, _span_us(data.get("load_s")))
         self.tape.to(self.tape.cursor + start, Category.START)
-        self.tape.to(first_us - load, Category.RENDEZVOUS)
-        self.tape.to(first_us, Category.RESTORE if resumed else Category.START)
+        self.tape.to(compiled_us - load, Category.RENDEZVOUS)
+        self.tape.to(compiled_us, Category.RESTORE if resumed else Category.START)
+        self.tape.to(first_us, Category.COMPILE)
 
     def _paint_step(self, line: StepLine, limit_us: int) -> None:
         self.tape.has_trained = True

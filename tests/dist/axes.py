@@ -173,6 +173,10 @@ AXES: tuple[Axis, ...] = (
         sets=lambda on, c: {"parallelism.tp_mode": "REDUCE_SCATTER" if on else "ALL_REDUCE"},
     ),
     Axis(name="recompute", values=("none", "full", "selective"), rare=("full/3",), sets=_recompute),
+    # Rare: eight processes that compile on two cores take minutes.
+    Axis(
+        name="compile", values=(False,), rare=(True,), sets=lambda on, c: {"model.compile": "block" if on else "none"},
+    ),
     Axis(name="family", values=("llama", "qwen3"), rare=("qwen2",), sets=key(f"{MODEL}.model_type")),
     Axis(name="bias", values=(False, True), sets=_biases),
     Axis(name="objective", values=("plain", "z+smooth"), rare=("z", "smooth"), sets=_objective),

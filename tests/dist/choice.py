@@ -17,6 +17,7 @@ from dist.covering import Row, cover
 QUICK, FULL = (Path(__file__).with_name(name) for name in ("cases_quick.txt", "cases_full.txt"))
 EXACT = "float64"
 QUICK_SIZES = (1, 2, 4)
+MAX_COMPILED = 2  # ranks of a case that compiles: each of them takes a minute of a core
 # The smallest mesh of each kind; each axis at its full size; sizes that are no power of two, and rare values.
 FIXED = (
     Case.of(),
@@ -29,6 +30,8 @@ FIXED = (
     Case.of(pp=4, schedule="interleaved", virtual=2, layers=8, split="01211111", recompute="full/3"),
     Case.of(dp=3, pp=2, schedule="interleaved", virtual=3, layers=8, zero=0),
     Case.of(pp=2, tp=3, split="31", family="qwen2", tied=False, vocab=509),
+    Case.of(schedule="zb-v", compile=True, masks=True, bias=True),
+    Case.of(tp=2, sp=True, recompute="selective", compile=True),
 )
 
 
@@ -90,7 +93,9 @@ def find_full_cases(quick: Sequence[Case]) -> list[Case]:
 
 
 def _is_worth_its_time(case: Case) -> bool:
-    """Legal; 16 layers only where fewer would not do."""
+    """Legal; 16 layers only where fewer would not do, compiled on few ranks."""
+    if case["compile"] and case.topology.world_size > MAX_COMPILED:
+        return False
     return is_legal(case) and (case["layers"] < 16 or not is_legal(case.but(layers=8)))
 
 

@@ -45,6 +45,7 @@ class World:
             (self.bin / tool).symlink_to(str(shutil.which(tool)))
         self.stand_in("python3", PYTHON)
         self.stand_in("apt-get", APT)
+        self.stand_in("g++", "#!{bash}\n")
         self.be("1000")
         self.set("has-ensurepip")
 
@@ -128,6 +129,25 @@ def test_where_the_venv_package_cannot_be_had_its_command_is_named(world: World,
     assert done.returncode == 1 and not world.ready
     assert "apt-get install -y python3.11-venv" in done.stderr and "make setup" in done.stderr
     assert bool(world.calls("apt-get")) == (why == "apt-get fails")
+
+
+def test_root_gets_a_compiler(world: World) -> None:
+    (world.bin / "g++").unlink()
+    world.be("0")
+    assert world.run().returncode == 0 and world.ready
+    (install,) = world.calls("apt-get install")
+    assert install.endswith(" g++")
+
+
+@pytest.mark.parametrize("why", ["not root", "apt-get fails"])
+def test_without_a_compiler_it_names_the_command_and_goes_on(world: World, why: str) -> None:
+    (world.bin / "g++").unlink()
+    world.set("apt-fails")
+    if why != "not root":
+        world.be("0")
+    done = world.run()
+    assert done.returncode == 0 and world.ready
+    assert "apt-get install -y g++" in done.stderr and "model.compile" in done.stderr
 
 
 def test_no_python_is_named(world: World) -> None:

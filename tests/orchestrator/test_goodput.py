@@ -1,6 +1,7 @@
 """Wall time is accounted for to the microsecond, whatever the ledger says, and settled time never shrinks."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -44,6 +45,30 @@ def test_a_rough_run_pays_for_what_was_lost() -> None:
     assert result.seconds(Category.RECOVERY) == pytest.approx(2 * 0.75)
     assert result.seconds(Category.RESTORE) == pytest.approx(2 * 0.4)
     assert result.seconds(Category.PRODUCTIVE) == pytest.approx(60 * step_work)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_compiling_is_a_time_of_its_own_before_the_first_step(resumed: bool) -> None:
+    """Told by the first line of the cycle; the load that the supervisor saw lasted up to the first step."""
+    story = Story()
+    story.create()
+    story.attempt()
+    if resumed:
+        story.cycle()
+        story.steps(9)
+    before = account_of(story)
+    story.cycle(run_first_step=False)
+    story.wait(3.0 + 0.5 + 1.5)
+    story.steps(1)
+    story.event("cycle_running", {"step": story.step, "start_s": 3.0, "load_s": 0.5 + 1.5 + STEP_S})
+    lines = story.step_lines()
+    after = account(story.events, (*lines[:-1], replace(lines[-1], compile_s=1.5)), story.now)
+    spent = {category: after.seconds(category) - before.seconds(category) for category in Category}
+    assert spent[Category.COMPILE] == pytest.approx(1.5)
+    restore = 0.5 if resumed else 0.0
+    assert spent[Category.RESTORE] == pytest.approx(restore)
+    assert spent[Category.START] == pytest.approx(3.0 + 0.5 - restore)
+    assert spent[Category.RENDEZVOUS] == 0
 
 
 def test_rank_seconds_weigh_time_by_the_ranks_the_attempt_held() -> None:
@@ -221,6 +246,7 @@ step_lines = st.builds(
     step_time_s=durations,
     data_wait_s=durations,
     save_s=durations,
+    compile_s=durations,
 )
 
 

@@ -171,6 +171,25 @@ def test_memory_is_estimated_for_the_machine_that_is_asked_for() -> None:
     assert any("on the fullest rank, pipeline rank 1 with stage 1 (" in line for line in as_text(two, show=False))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "here", "severity"),
+    [
+        (["slurm.gpu_request=none"], True, Severity.ERROR),
+        (["slurm.gpu_request=none"], False, Severity.UNCHECKED),
+        ([], True, Severity.UNCHECKED),  # GPUs where it will run
+    ],
+)
+def test_compiling_for_a_cpu_needs_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, overrides: list[str], here: bool, severity: Severity
+) -> None:
+    compiles = [*overrides, "model.compile=block"]
+    assert about(check(TINY, overrides=compiles, here=here), "model.compile") == []
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    (problem,) = about(check(TINY, overrides=compiles, here=here), "model.compile")
+    assert problem.severity is severity and "no-such-compiler" in problem.message and "g++" in problem.message
+    assert about(check(TINY, overrides=overrides, here=here), "model.compile") == []
+
+
 def test_lines_of_nvidia_smi() -> None:
     text = "NVIDIA H200, 143771, 143000\nbroken line\nNVIDIA X, [N/A], 5\n"
     assert parse_gpus(text) == (H200,)

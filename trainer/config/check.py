@@ -27,6 +27,7 @@ from .facts import as_data, curve, launch_facts
 from .here import (
     Fit,
     LocalGpu,
+    compiler_findings,
     data_findings,
     fit,
     fit_findings,
@@ -73,6 +74,8 @@ def check(path: Path, *, site: Path | None = None, overrides: Iterable[str] = ()
     result = fit(config, gpu_type=gpu_type, gpus=gpus, schedule=schedule) if wants_gpu else None
     findings = [*data_findings(config, required=here), *tokenizer_findings(config, required=here)]
     findings += schedule_findings(config, required=here)
+    if not gpus:
+        findings += compiler_findings(config, required=here and not wants_gpu)
     if wants_gpu:
         findings += fit_findings(config, result, gpu_type)
     seen = (locate(finding, loaded.merged) for finding in findings)

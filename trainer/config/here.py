@@ -20,6 +20,7 @@ from trainer.pipeline.lower import chain
 from trainer.pipeline.partition import is_schedule_file, placement
 from trainer.pipeline.schedule import Schedule, ScheduleError
 from trainer.pipeline.validate import validate
+from trainer.toolchain import cpp_command, cpp_compiler
 
 from .model import Config
 from .problems import Severity, quoted
@@ -123,6 +124,13 @@ def schedule_findings(config: Config, *, required: bool) -> Iterator[Finding]:
         training_lists(config, chain(num_stages), p=mesh.pp, m=config.num_micro_batches)
     except ConfigError as error:
         yield Finding(key=key, message=str(error).removeprefix(f"{key}: "), found=name)
+
+
+def compiler_findings(config: Config, *, required: bool) -> Iterator[Finding]:
+    """`model.compile: block` calls a C++ compiler to train on a CPU."""
+    if config.model.compile != "none" and cpp_compiler() is None:
+        message = f"compiling for a CPU needs a C++ compiler, and {cpp_command()} is not here (Debian/Ubuntu: g++)"
+        yield _unseen("model.compile", message, config.model.compile, required=required)
 
 
 def own_schedule(config: Config) -> Schedule | None:

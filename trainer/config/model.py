@@ -145,6 +145,7 @@ class Model:
 
     `recompute`: what backward computes again instead of keeping it (`trainer/pipeline/recompute.py`), in every
     `recompute_interval`-th decoder layer.
+    `compile`: block has torch.compile make one graph of a decoder layer (`trainer/pipeline/compile.py`).
     """
 
     model_config: ModelConfig
@@ -152,6 +153,7 @@ class Model:
     dtype: Literal["bfloat16", "float32", "float64"] = "bfloat16"
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_interval: Positive = 1
+    compile: Literal["none", "block"] = "none"
 
     @property
     def model_config_(self) -> ModelConfig:

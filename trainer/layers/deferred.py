@@ -41,7 +41,7 @@ def _linear_input_grad(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) 
 
 @torch.library.impl("pawl::linear_input_grad", "Meta")
 def _shape_of_input_grad(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
+    return dy.new_empty(*dy.shape[:-1], weight.shape[1])  # contiguous, as a product is, whatever x looks like
 
 
 class _DeferredLinear(torch.autograd.Function):

@@ -61,6 +61,6 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: float) 
     first, second = x.chunk(2, dim=-1)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     out_first, out_second = out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-sign)
-    torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=sign)
+    out_first.copy_(first).mul_(cos).addcmul_(second, sin, value=-sign)
+    out_second.copy_(second).mul_(cos).addcmul_(first, sin, value=sign)
     return out
