@@ -15,7 +15,8 @@ def test_every_folder_with_tests_is_entered(pytestconfig: pytest.Config) -> None
             assert not any(fnmatch(part, pattern) for pattern in ignored), f"pytest never enters {path.parent}"
 
 
-def test_every_folder_with_tests_has_a_group(pytestconfig: pytest.Config) -> None:
-    conftest = (TESTS / "conftest.py").read_text()
-    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
-    assert all(f'"{folder}":' in conftest for folder in folders), f"a folder of {folders} has no group in conftest.py"
+def test_make_test_runs_every_folder_with_tests_once() -> None:
+    lines = (TESTS.parent / "Makefile").read_text().splitlines()
+    runs = [word for line in lines if line.startswith(("SIDE_BY_SIDE", "ONE_BY_ONE")) for word in line.split()[2:]]
+    folders = {path.relative_to(TESTS.parent).parts[:2] for path in TESTS.rglob("test_*.py")}
+    assert sorted(runs) == sorted("/".join(parts) for parts in folders)
