@@ -3,6 +3,7 @@
 import json
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ import yaml
 from record_factory import CYCLE
 
 from trainer import run as run_module
-from trainer.beat import CONTROL, CONTROL_AT, HEADER, HEADER_BYTES, MAGIC, RANK_STRIDE, VERSION, Word
+from trainer.beat import CONTROL, CONTROL_AT, HEADER, HEADER_BYTES, MAGIC, RANK_STRIDE, VERSION, BeatWriter, Phase, Word
 from trainer.checkpoint import save as save_module
 from trainer.data.tokenizer import tokenizer_sha256
 from trainer.engine import Engine
 from trainer.errors import DesyncError
 from trainer.launch import read_launch
+from trainer.pipeline.compile import BlockCompiler
 from trainer.replicas import Scope
 from trainer.run import TrainerProcess
 
@@ -125,6 +127,32 @@ def test_replicas_that_differ_end_the_rank_with_the_suspects_named_and_nothing_s
     assert f"after step {step}" in left["message"] and left["checkpoint"] is None
     assert list((run_dir / "checkpoints").iterdir()) == []
     assert [line[0] for line in lines_of(trainer)] == list(range(1, step))
+
+
+def test_layers_are_compiled_in_a_phase_of_its_own_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between restore and the first batch; the first line of the launch says how long it took, and no other."""
+    monkeypatch.setattr("trainer.engine.BlockCompiler", partial(BlockCompiler, backend="aot_eager"))
+    order: list[Phase] = []
+    beat = BeatWriter.beat
+
+    def noted(self: BeatWriter, phase: Phase | None = None, **facts: Any) -> None:
+        order.extend([] if phase is None else [phase])
+        beat(self, phase, **facts)
+
+    monkeypatch.setattr(BeatWriter, "beat", noted)
+    path = tiny_run.make(tmp_path, train_steps=2, interval=2)
+    body = yaml.safe_load(path.read_text())
+    body["model"]["compile"] = "block"
+    path.write_text(yaml.safe_dump(body))
+    trainer = process(path, tmp_path / "run", cycle=make_cycle(tmp_path / "run", 1))
+    assert trainer.run() == 0
+    assert order[order.index(Phase.RESTORE) :][:3] == [Phase.RESTORE, Phase.COMPILE, Phase.DATA]
+    assert order.count(Phase.COMPILE) == 1
+    text = (trainer.launch.cycle_dir / "train.jsonl").read_text()
+    first, second = (json.loads(line)["compile_s"] for line in text.splitlines())
+    assert first > 0 and second is None
 
 
 def make_cycle(run_dir: Path, number: int, **changes: Any) -> Path:
