@@ -41,7 +41,7 @@ mutations: $(READY)  ## one-line sabotages of a copy of the trainer: does a test
 mutations-table: $(READY)
 	PYTHONPATH=tests $(PY) -m mutations.run --table
 
-bench: $(READY)  ## ratios against other code, measured in one run -> build/bench.json
+bench: $(READY)  ## speed and memory, measured in one run -> build/bench.json
 	$(PY) -m ops.bench.bench
 
 golden: $(READY)  ## rewrite tests/golden from the code (read the diff before you commit it)

@@ -31,9 +31,9 @@ class Kernels:
     """What a device's kernels and messages need besides the numbers above.
 
     logits_chunk: elements of the logits that exist at one time (trainer/layers/vocab.py). composes_norm: the norm is
-    made of several operations and keeps its normalised input too, in bfloat16 also its input in float32. widens:
-    products of narrow factors that are summed in float32 are made of widened copies. copies_messages: a
-    reduce-scatter needs memory of the bucket's size (trainer/comm.py).
+    made of several operations, and keeps its normalised input too; in bfloat16 that and its input in float32, and not
+    the input as it was. widens: products of narrow factors that are summed in float32 are made of widened copies.
+    copies_messages: a reduce-scatter needs memory of the bucket's size (trainer/comm.py).
     """
 
     logits_chunk: int
@@ -100,9 +100,14 @@ class _Bytes:
     statistics: int
     composes_norm: bool
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether gradients and statistics are wider than activations."""
+        return self.width < self.wide
+
     def norm(self, size: int) -> int:
         """`size` bytes go through the norm."""
-        return size * self.wide // self.width if self.composes_norm else 0
+        return size // self.width * (2 * self.wide - self.width) if self.composes_norm else 0
 
     @property
     def layer(self) -> int:
@@ -160,6 +165,8 @@ def _stage(
     loss, loss_kept = _loss(config, kernels, sizes, tokens) if is_last else (0, 0)
     kept = Need(tokens * (sum(layers) + last_norm + (sizes.mask if layers else 0)), loss_kept)
     pending = Need(tokens * sizes.pending * len(layers))
+    # While F runs the outputs of all blocks are there; afterwards only as what the next block keeps.
+    outputs = tokens * sizes.between * recompute.count("none") if kernels.composes_norm and sizes.is_narrow else 0
     normed = tokens * (sizes.hidden + (sizes.between if config.sequence_parallel else 0)) if is_last else 0
     # In backward the loss' gradients go first, then what the last norm keeps.
     gone = Need(-tokens * last_norm, -loss_kept)
@@ -172,7 +179,7 @@ def _stage(
     matrices = _weight_gradient(config, kernels, sizes, tokens) if layers else 0
     one = Need(tokens * sizes.pending if layers else 0)
     return StageNeed(
-        message=tokens * sizes.between, kept=kept, pending=pending, forward=kept.plus(Need(normed, loss)),
+        message=tokens * sizes.between, kept=kept, pending=pending, forward=kept.plus(Need(normed + outputs, loss)),
         input=(in_i, embedding.plus(pending).plus(kept, -1)),
         backward=(in_b, embedding.plus(one).plus(kept, -1), one.plus(kept, -1).plus(Need(matrices))),
         weight=Need(matrices),
@@ -194,11 +201,11 @@ def _loss(config: "Config", kernels: Kernels, sizes: _Bytes, tokens: int) -> tup
 
     The chunk is there in the statistics dtype and once more in the compute dtype.
     """
-    model, is_narrow = config.model.model_config, sizes.width < sizes.wide
+    model = config.model.model_config
     vocab = -(-model.vocab_size // config.parallelism.tp)
     chunk = min(tokens, max(1, kernels.logits_chunk // vocab))
-    logits = chunk * vocab * (sizes.wide + (sizes.width if is_narrow else 0))
-    if is_narrow:
+    logits = chunk * vocab * (sizes.wide + (sizes.width if sizes.is_narrow else 0))
+    if sizes.is_narrow:
         logits += vocab * model.hidden_size * sizes.wide
         logits += chunk * (vocab + model.hidden_size) * sizes.wide if kernels.widens else 0
     return logits, tokens * sizes.hidden + vocab * model.hidden_size * sizes.wide
@@ -208,12 +215,12 @@ def _embedding_gradient(config: "Config", sizes: _Bytes) -> int:
     """The embedding's gradient is dense, and cast where gradients are wider."""
     model = config.model.model_config
     rows = -(-model.vocab_size // config.parallelism.tp)
-    return rows * model.hidden_size * (sizes.width + (sizes.wide if sizes.width < sizes.wide else 0))
+    return rows * model.hidden_size * (sizes.width + (sizes.wide if sizes.is_narrow else 0))
 
 
 def _weight_gradient(config: "Config", kernels: Kernels, sizes: _Bytes, tokens: int) -> int:
     """Products that cannot be added in place: those of narrow factors, summed in float32."""
-    if sizes.width == sizes.wide:
+    if not sizes.is_narrow:
         return 0
     hidden, ffn = config.model.model_config.hidden_size, sizes.ffn // sizes.width
     widened = tokens * (hidden + ffn) if kernels.widens else 0

@@ -273,6 +273,8 @@ def test_the_moments_of_a_list_are_few_and_say_what_waits() -> None:
         ("parallelism.pp_engine=zb-h1", f"{SHAPE}num_hidden_layers=4"),
         ("parallelism.pp_engine=afab", f"{SHAPE}model_type=qwen3"),
         ("tokens.document_masks=true",),
+        ("model.dtype=bfloat16",),
+        ("model.dtype=bfloat16", "model.recompute=full", f"{SHAPE}num_hidden_layers=6"),
     ],
     ids=" ".join,
 )  # fmt: skip
