@@ -1,180 +1,19 @@
 """The loop with an engine of a few lines: order of phases, when it saves, what it counts, and how it stops."""
 
-import json
 import math
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
+from loop_world import COST, DP, SAMPLES, TOKENS, FakeEngine, FakeLoader, FakeResult, Harness, Saved, ask, valid
 
-from trainer.beat import CONTROL, CONTROL_AT, PROFILE, PROFILE_AT, BeatWriter, Phase, Word, open_beats
+from trainer.beat import PROFILE, PROFILE_AT, Phase, Word
 from trainer.checkpoint.state import RunState
-from trainer.control import Control
-from trainer.data.batch import IGNORE_LABEL, StepBatch
-from trainer.data.loader import HeldOut
 from trainer.errors import DataError, DesyncError, NonFiniteError
-from trainer.journal import Journal, validated
-from trainer.loop import LoopEnd, LoopPlan, TrainLoop, in_windows
-from trainer.profiler import StepProfiler
-from trainer.records import Epoch
-from trainer.signals import DrainFlag
+from trainer.loop import in_windows
 from trainer.throughput import StepCost
-
-EPOCH = Epoch(attempt=1, generation=1, cycle=1)
-SAMPLES, TOKENS, DP = 4, 32, 3
-COST = StepCost(
-    tokens=TOKENS, samples=SAMPLES, flops=10.0, flops_full_attn=12.0, flops_megatron=11.0, flops_hardware=13.0,
-    peak_flops_per_s=None, pairs=9, flops_per_pair=0.5, hardware_per_pair=1.0,
-)  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class FakeResult:
-    loss: float
-    grad_norm: float = 1.0
-    num_valid: int = TOKENS
-    finite: bool = True
-    skipped: str | None = None
-    control_word: int = 0
-    next_num_valid: int = 0
-    num_pairs: int = 9
-    profile_steps: int = 0
-    grad_norms: dict[str, float] | None = None
-
-
-@dataclass
-class FakeEngine:
-    """Loss is a function of the samples seen; remembers what it was asked."""
-
-    asked: list[dict[str, float]] = field(default_factory=list)
-    counts: list[tuple[int | None, int]] = field(default_factory=list)
-    after: Callable[[FakeResult], FakeResult] = lambda result: result
-    collective_seq: int = 0
-
-    def train_step(
-        self, batch: StepBatch, *, lr: float, weight_decay: float, adam_t: int, control_word: int,
-        profile_steps: int, num_valid: int | None, next_valid: int, grad_norms: bool,
-    ) -> FakeResult:  # fmt: skip
-        self.collective_seq += 2
-        by_block = {"model.norm": 1.0} if grad_norms else None
-        self.counts.append((num_valid, next_valid))
-        self.asked.append({"sample": batch.sample_ids[0], "lr": lr, "adam_t": adam_t})
-        loss = 10.0 / (1 + batch.sample_ids[0])
-        counts = {"next_num_valid": DP * next_valid, "profile_steps": profile_steps}
-        return self.after(FakeResult(loss=loss, control_word=control_word, grad_norms=by_block, **counts))
-
-    def eval_loss(self, batch: StepBatch) -> tuple[float, int]:
-        self.collective_seq += 1
-        return 2.0 * len(batch.sample_ids) * (1 + batch.sample_ids[0]), len(batch.sample_ids)
-
-
-@dataclass
-class FakeLoader:
-    held_out: tuple[HeldOut, ...] = ()
-    read: list[int] = field(default_factory=list)
-    bad_step: int | None = None
-
-    def batch(self, step_index0: int, consumed_samples: int) -> StepBatch:
-        self.read.append(step_index0 + 1)
-        if step_index0 + 1 == self.bad_step:
-            raise DataError(f"a bad id in step {step_index0 + 1}")
-        return make_batch(range(consumed_samples, consumed_samples + SAMPLES))
-
-    def validation_batches(self) -> Iterator[tuple[int, StepBatch]]:
-        for number, held in enumerate(self.held_out):
-            for first in range(0, held.num_samples, SAMPLES):
-                yield number, make_batch(range(first, first + SAMPLES))
-
-
-BOOKS, CODE = HeldOut(folder="data/books", num_samples=8), HeldOut(folder="data/code", num_samples=4)
-
-
-def make_batch(ids: range) -> StepBatch:
-    """One micro-batch; as many labels are left out as the first sample's number, so every step has another count."""
-    zeros = torch.zeros(1, len(ids), 8, dtype=torch.int64)
-    labels = zeros.clone()
-    labels.view(-1)[: ids.start] = IGNORE_LABEL
-    return StepBatch(input_ids_MBT=zeros, labels_MBT=labels, position_ids_MBT=zeros, sample_ids=tuple(ids))
-
-
-def valid(step: int) -> int:
-    """Labels of `make_batch` that count, in the batch of a step."""
-    return TOKENS - SAMPLES * (step - 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    name: str
-    bytes: int = 1000
-
-
-class Harness:
-    """A loop with its world, and what happened in it."""
-
-    def __init__(self, cycle_dir: Path, *, train_steps: int = 6, interval: int = 4, **parts: Any) -> None:
-        self.engine: FakeEngine = parts.get("engine", FakeEngine())
-        self.loader: FakeLoader = parts.get("loader", FakeLoader())
-        self.beats = open_beats(None, epoch=EPOCH, rank=0, local_rank=0)
-        self.saves: list[RunState] = []
-        self.compared: list[int] = []
-        self.unequal_at: int | None = parts.get("unequal_at")
-        self.windows: list[int] = []
-        self.phases: list[Phase] = []
-        self.drain = DrainFlag()
-        self.cycle_dir = cycle_dir
-        self.plan = LoopPlan(
-            epoch=EPOCH,
-            train_steps=train_steps,
-            checkpoint_interval=interval,
-            validation_interval=parts.get("validation_interval"),
-            replica_interval=parts.get("replica_interval"),
-            grad_norms_interval=parts.get("grad_norms_interval"),
-            cost=lambda consumed_samples: COST,
-            lr=lambda step: step / 100,
-            weight_decay=lambda step: 0.1,
-        )  # fmt: skip
-
-    def compare(self, state: RunState) -> None:
-        self.compared.append(state.step)
-        if state.step == self.unequal_at:
-            raise DesyncError(f"step {state.step}", suspects=(1,))
-
-    def save(self, state: RunState, before_commit: Callable[[], None]) -> Saved:
-        assert self.beats.phase is Phase.SAVE
-        before_commit()
-        assert self.lines()[-1]["step"] == state.step, "whoever finds the checkpoint finds the step's line"
-        self.saves.append(state)
-        return Saved(name=f"step-{state.step:09d}.{EPOCH.text}")
-
-    def run(self, state: RunState | None = None) -> LoopEnd:
-        profiler = StepProfiler(
-            None, rank=0, epoch_text=EPOCH.text, folder=self.cycle_dir, beats=self.beats,
-            wait=lambda: self.windows.append(self.beats.step),
-        )  # fmt: skip
-        with Journal(self.cycle_dir, print_interval=1) as journal, profiler:
-            loop = TrainLoop(
-                engine=self.engine, loader=self.loader, plan=self.plan, beats=self.beats,
-                control=Control(self.beats, self.drain), profiler=profiler, journal=journal, save=self.save,
-                compare=self.compare, memory=lambda: (7, 9),
-                validated=lambda step: step in self.measured(),
-            )  # fmt: skip
-            return loop.run(RunState() if state is None else state)
-
-    def measured(self) -> list[int]:
-        """The steps that have a line in validation.jsonl, in order."""
-        file = self.cycle_dir / "validation.jsonl"
-        return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
-
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.cycle_dir / "train.jsonl").read_text().splitlines()]
-
-
-def ask(beats: BeatWriter, seq: int, word: Word) -> None:
-    CONTROL.pack_into(beats._memory, CONTROL_AT, seq, word)
 
 
 def test_trains_to_the_end_and_saves_at_the_interval_and_once_at_the_end(tmp_path: Path) -> None:
@@ -427,80 +266,6 @@ def test_stats_count_what_was_done(tmp_path: Path) -> None:
     assert (stats.loss, stats.learning_rate) == (world.lines()[-1]["loss"], 0.06)
     assert (stats.memory_allocated_bytes, stats.memory_peak_bytes) == (7, 9)
     assert math.isnan(stats.mfu)
-
-
-def test_validation_is_a_mean_over_labels_and_is_found_again(tmp_path: Path) -> None:
-    cycle_dir = tmp_path / "attempts" / "0001" / "cycles" / "0001"
-    cycle_dir.mkdir(parents=True)
-    empty = HeldOut(folder="data/short", num_samples=0)
-    world = Harness(cycle_dir, loader=FakeLoader(held_out=(BOOKS, empty, CODE)))
-    assert not validated(tmp_path, 6)
-    world.run()
-    (line,) = (cycle_dir / "validation.jsonl").read_text().splitlines()
-    read = json.loads(line)
-    assert (read["step"], read["loss"], read["num_valid"], read["num_samples"]) == (6, 56 / 12, 12, 12)
-    assert read["sources"] == [
-        {"source": "data/books", "loss": 6.0, "num_valid": 8, "num_samples": 8},
-        {"source": "data/short", "loss": None, "num_valid": 0, "num_samples": 0},
-        {"source": "data/code", "loss": 2.0, "num_valid": 4, "num_samples": 4},
-    ]
-    assert (validated(tmp_path, 6), validated(tmp_path, 5)) == (True, False)
-
-
-def test_held_out_sets_are_measured_at_their_interval_and_once_at_the_end(tmp_path: Path) -> None:
-    world = Harness(tmp_path, train_steps=6, validation_interval=2, loader=FakeLoader(held_out=(BOOKS,)))
-    seen: list[tuple[Phase, int]] = []
-    measure = world.engine.eval_loss
-
-    def eval_loss(batch: StepBatch) -> tuple[float, int]:
-        seen.append((world.beats.phase, world.beats.step))
-        return measure(batch)
-
-    world.engine.eval_loss = eval_loss  # type: ignore[method-assign]
-    world.run()
-    assert world.measured() == [2, 4, 6]
-    assert seen == [(Phase.EVAL, step) for step in (2, 2, 4, 4, 6, 6)]
-    stats = world.beats.stats
-    assert (stats.validation_passes_total, stats.validation_loss) == (3, 6.0) and stats.validation_seconds_total > 0
-
-
-def test_a_validation_changes_nothing_of_the_training(tmp_path: Path) -> None:
-    """R5. Megatron-Bridge#5076: a pass must not move the position in the training data."""
-    plain = Harness(tmp_path)
-    plain.run()
-    (tmp_path / "measured").mkdir()
-    world = Harness(tmp_path / "measured", validation_interval=1, loader=FakeLoader(held_out=(BOOKS, CODE)))
-    world.run()
-    assert (world.engine.asked, world.engine.counts) == (plain.engine.asked, plain.engine.counts)
-    assert (world.loader.read, world.saves) == (plain.loader.read, plain.saves)
-
-
-def test_a_pass_that_a_kill_or_a_drain_left_out_is_made_up_before_the_next_step(tmp_path: Path) -> None:
-    world = Harness(tmp_path, interval=100, validation_interval=2, loader=FakeLoader(held_out=(BOOKS,)))
-    state = RunState(step=1, consumed_samples=4, consumed_tokens=32, adam_t=1)
-    ask(world.beats, 1, Word.DRAIN)
-    end = world.run(state)
-    assert (end.drained, end.state.step, world.measured()) == (True, 2, []), "a drain has no time for it"
-    ask(world.beats, 2, Word.NONE)
-    world.run(end.state)
-    assert world.measured() == [2, 4, 6]
-    world.run(end.state)
-    assert world.measured() == [2, 4, 6, 4, 6], "what is on record for the checkpoint is not measured again"
-
-
-def test_a_validation_line_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a later checkpoint is made, a line that a dying node lost would never be written again."""
-    synced: list[int] = []
-    monkeypatch.setattr("trainer.journal.os.fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
-    Harness(tmp_path, loader=FakeLoader(held_out=(BOOKS,))).run()
-    assert synced[-1] == (tmp_path / "validation.jsonl").stat().st_ino
-
-
-def test_a_torn_validation_line_does_not_count(tmp_path: Path) -> None:
-    cycle_dir = tmp_path / "attempts" / "0001" / "cycles" / "0001"
-    cycle_dir.mkdir(parents=True)
-    (cycle_dir / "validation.jsonl").write_text('{"step": 6, "loss"')
-    assert not validated(tmp_path, 6)
 
 
 def test_steps_of_a_ramp_are_counted_as_what_they_are(tmp_path: Path) -> None:
