@@ -80,6 +80,7 @@ def beat(rank: int) -> Beat:
         phase_since_ns=98 * SECOND,
         collective_seq=7,
         control_ack=0,
+        profile_ack=0,
         loss=4.25,
         tokens=49_152,
     )
