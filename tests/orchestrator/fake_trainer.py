@@ -173,7 +173,8 @@ class Rank:
             seq, word = self.control()
             self.step += 1
             agreed, profile = self.meet(word, self.profile_wish())
-            self.ack = max(self.ack, seq)
+            if agreed:  # also by a rank whose agent has not told it yet: it must not ask again
+                self.ack = max(self.ack + 1, seq)
             self.steps_done += 1
             self.log_step()
             self.profile(profile)
