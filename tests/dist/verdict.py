@@ -34,9 +34,9 @@ SHAPE_KEYS = (
 class Bars:
     """Largest relative error allowed: |ours − theirs| / |theirs| in the norm of `order`.
 
-    `first_loss`, `first_norm`: of the first step; `loss`, `norm`: of all steps. In low precision weights are compared by
-    how far they moved, and in order 2: single elements go astray, as Adam moves by ±lr on a gradient of pure rounding
-    noise.
+    `first_loss`, `first_norm`: of the first step; `loss`, `norm`: of all steps. In low precision weights are compared
+    by how far they moved, and in order 2: single elements go astray, as Adam moves by ±lr on a gradient of pure
+    rounding noise.
     """
 
     order: float
