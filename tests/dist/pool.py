@@ -58,7 +58,8 @@ class Ranks:
 def _serve(rank: int, size: int, store_path: str, pipe: Connection) -> None:
     # Not TORCH_DISTRIBUTED_DEBUG=DETAIL: it numbers messages like collectives, so that pipeline stages, which send
     # different numbers of them, look mismatched at the next reduction; and it slows reductions several times.
-    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    # A rank that compiles does so itself: helpers of its own would cost more than they help.
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", TORCHINDUCTOR_COMPILE_THREADS="1")
     import torch
     import torch.distributed as dist
 
