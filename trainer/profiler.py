@@ -5,7 +5,7 @@
                                               rank-00000.txt        the operators that took most time
 
 Recording reads clocks and changes no number. A trace that cannot be made or written costs a warning, never the run.
-While some ranks write all wait, in phase SAVE: a step limit would take the waiting ones for hung.
+While some ranks begin or write all wait, in phase SAVE: a step limit would take the waiting ones for hung.
 """
 
 import gzip
@@ -127,12 +127,11 @@ class StepProfiler:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Around a step: begins what is due, and marks the step in the trace."""
+        """Around a step: begins what is due, and marks the step in the trace. Comm: see `wait`, at a window's first."""
         if self._window is None and self._planned is not None and step in self._planned:
             self._window = self._planned.from_step(step)
-        if self._window is not None and self._window.records and step == self._window.first_step:
-            recording = self._recorder(self._config)
-            self._recording = recording if self._try(recording.start, "begun") else None
+        if self._window is not None and step == self._window.first_step:
+            self._begin(self._window)
         with ExitStack() as stack:
             if self._recording is not None:
                 stack.enter_context(_mark(step))
@@ -142,6 +141,18 @@ class StepProfiler:
         """After a step and all that belongs to it: writes the window that ends with it. Comm: see `wait`, then."""
         if self._window is not None and step >= self._window.last_step:
             self._end()
+
+    def _begin(self, window: Window) -> None:
+        """Comm: see `wait`. A process's first recorder takes seconds to come up, more than a short step may last."""
+        self._beats.beat(Phase.SAVE)
+        if window.records:
+            self._try(self._start, "begun")
+        self._wait()
+
+    def _start(self) -> None:
+        recording = self._recorder(self._config)
+        recording.start()
+        self._recording = recording
 
     def _end(self) -> None:
         window, recording = self._window, self._recording

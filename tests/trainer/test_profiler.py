@@ -28,13 +28,18 @@ class Recorder:
 
     broken: str = ""
     calls: list[str] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
+    phase: Callable[[], Phase] = lambda: Phase.SAVE
     text: str = '{"traceEvents": []}'
 
     def __call__(self, config: Profiler) -> "Recorder":
+        if self.broken == "make":
+            raise RuntimeError("no recorder today")
         return self
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
+        self.phases.append(self.phase())
         if name == self.broken:
             raise RuntimeError("no recorder today")
 
@@ -60,6 +65,7 @@ class World:
     def __init__(self, folder: Path, config: Profiler | None = None, *, rank: int = 0, broken: str = "") -> None:
         self.recorder = Recorder(broken)
         self.beats = open_beats(None, epoch=EPOCH, rank=rank, local_rank=rank)
+        self.recorder.phase = lambda: self.beats.phase
         self.waits: list[Phase] = []
         self.folder = folder / "profile"
         self.profiler = StepProfiler(
@@ -92,14 +98,24 @@ def test_the_configs_window_is_recorded_once_on_its_ranks(tmp_path: Path) -> Non
     world = World(tmp_path, Profiler(first_step=3, num_steps=2))
     assert world.train(1, 8) == [3, 4]
     assert world.written == [f"step-000000003.a0001g01c0001/rank-00000.{end}" for end in ("json.gz", "txt")]
-    assert world.waits == [Phase.SAVE], "the others must not sit in STEP, whose limit is short, while one writes"
     assert world.recorder.calls == ["start", "stop", "export"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("asked", [True, False])
+def test_no_rank_sits_in_step_while_one_begins_or_writes(rank: int, asked: bool, tmp_path: Path) -> None:
+    world = World(tmp_path, None if asked else Profiler(first_step=3, num_steps=2), rank=rank)
+    if asked:
+        world.ask(1, 2)
+    world.train(1, 8, others=lambda step: step >= 2)
+    assert world.waits == [Phase.SAVE] * 2, "all wait at both ends; the limit of a step is short"
+    assert set(world.recorder.phases) <= {Phase.SAVE}
 
 
 def test_a_rank_that_does_not_record_waits_for_those_that_do(tmp_path: Path) -> None:
     world = World(tmp_path, Profiler(first_step=3, num_steps=2, ranks=[0, 2]), rank=1)
     assert world.train(1, 8) == [3, 4], "gradient norms by block are taken by all ranks"
-    assert world.recorder.calls == [] and world.waits == [Phase.SAVE] and world.written == []
+    assert world.recorder.calls == [] and len(world.waits) == 2 and world.written == []
 
 
 @pytest.mark.parametrize(
@@ -121,14 +137,14 @@ def test_a_resume_inside_the_window_records_what_is_left_and_one_behind_it_nothi
 def test_a_window_that_the_run_cuts_short_is_written(tmp_path: Path) -> None:
     world = World(tmp_path, Profiler(first_step=3, num_steps=50))
     assert world.train(1, 4) == [3, 4]
-    assert len(world.written) == 2 and world.waits == [Phase.SAVE]
+    assert len(world.written) == 2 and world.waits == [Phase.SAVE] * 2
 
 
-def test_an_error_in_a_step_is_not_hidden_and_nothing_waits(tmp_path: Path) -> None:
+def test_an_error_in_a_step_is_not_hidden_and_nothing_waits_for_its_trace(tmp_path: Path) -> None:
     world = World(tmp_path, Profiler(first_step=1))
     with pytest.raises(ValueError, match="of the step"), world.profiler as profiler, profiler.step(1):
         raise ValueError("of the step")
-    assert world.recorder.calls == ["start", "stop"] and world.waits == [] and world.written == []
+    assert world.recorder.calls == ["start", "stop"] and len(world.waits) == 1 and world.written == []
 
 
 def test_a_wish_waits_until_all_ranks_know_of_it_and_is_done_once(tmp_path: Path) -> None:
@@ -149,7 +165,7 @@ def test_a_wish_during_the_configs_window_comes_after_it(tmp_path: Path) -> None
     assert [name.split(".")[0] for name in world.written[::2]] == ["step-000000003", "step-000000006"]
 
 
-@pytest.mark.parametrize("broken", ["start", "stop", "export"])
+@pytest.mark.parametrize("broken", ["make", "start", "stop", "export"])
 def test_a_recorder_that_fails_costs_a_warning(broken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     world = World(tmp_path, Profiler(first_step=1, num_steps=2), broken=broken)
     world.ask(1, 1)
@@ -157,7 +173,7 @@ def test_a_recorder_that_fails_costs_a_warning(broken: str, tmp_path: Path, caps
     said = capsys.readouterr().err
     assert said.count("no recorder today") == 2 and "steps 1 to 2" in said and "Training goes on" in said
     assert str(world.folder) in said
-    assert world.beats._beat.profile_ack == 1 and len(world.waits) == 2, "nobody waits for what cannot come"
+    assert world.beats._beat.profile_ack == 1 and len(world.waits) == 4, "a failed rank still meets the others"
     assert [path for path in tmp_path.rglob(".*")] == [], "nothing half-written stays"
 
 
