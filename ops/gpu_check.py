@@ -4,12 +4,15 @@
     train    N steps; loss finite and falling; tokens/s, MFU
     memory   peak of the allocator against what the config's check had predicted
     resume   the checkpoint of the middle, trained again to the end: bit-equal losses, or how far apart
+    variants the same run recomputed, with weight gradients put off, compiled: losses, and speed against the first run
+    profile  the trace of a step: how many kernels the device ran
 
 Everything goes through public commands; the tokens are random with a skewed distribution, so that there is something
 to learn.
 """
 
 import argparse
+import gzip
 import json
 import math
 import os
@@ -29,6 +32,13 @@ from trainer.data.format import METADATA, Metadata, Shard, docs_file, file_xxh3
 
 ROUNDING = 1e-2  # bf16 with atomics: farther apart than this is no rounding
 MEMORY_BAND = (0.5, 1.25)  # peak over prediction
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "recompute full": ("model.recompute=full",),
+    "recompute selective": ("model.recompute=selective",),
+    "zb-v": ("parallelism.pp_engine=zb-v",),
+    "compile": ("model.compile=block",),
+}
+"""What must not change the losses but for rounding, as changes of the config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +55,22 @@ def main() -> int:
     parser.add_argument("config", nargs="?", default="configs/smollm-135m.yaml")
     parser.add_argument("--steps", type=int, default=20, help="even; a checkpoint is made in the middle")
     parser.add_argument("--keep", type=Path, help="work here and leave everything in place")
+    parser.add_argument(
+        "--variants", default=",".join(VARIANTS), metavar="A,B", help=f"of {', '.join(VARIANTS)}; '' for none"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="change a value of the config")
     args = parser.parse_args()
+    variants = [name.strip() for name in args.variants.split(",") if name.strip()]
+    if unknown := [name for name in variants if name not in VARIANTS]:
+        parser.error(f"no variant {', '.join(unknown)}; there are {', '.join(VARIANTS)}")
     if args.keep is not None:
         args.keep.mkdir(parents=True, exist_ok=True)
-        return check(args.config, args.keep.absolute(), steps=args.steps, changes=args.set)
+        return check(args.config, args.keep.absolute(), steps=args.steps, changes=args.set, variants=variants)
     with tempfile.TemporaryDirectory(prefix="pawl-gpu-check-") as work:
-        return check(args.config, Path(work), steps=args.steps, changes=args.set)
+        return check(args.config, Path(work), steps=args.steps, changes=args.set, variants=variants)
 
 
-def check(config: str, work: Path, *, steps: int, changes: list[str]) -> int:
+def check(config: str, work: Path, *, steps: int, changes: list[str], variants: list[str]) -> int:
     """Run all checks below `work`, print the table; 0 if no row is wrong."""
     facts, file = derive(config, work, steps=steps, changes=changes)
     rows = [pawl_check(file)]
@@ -66,10 +82,18 @@ def check(config: str, work: Path, *, steps: int, changes: list[str]) -> int:
     shutil.copytree(middle, work / "second" / "checkpoints" / middle.name)
     train(file, work / "second", memory=None)
     rows.append(judge_resume(first, lines(work / "second"), from_step=steps // 2))
+    for name in variants:
+        folder = work / name.replace(" ", "-")
+        _, varied = derive(config, work, steps=steps, changes=[*changes, *VARIANTS[name]])
+        train(varied, folder, memory=None)
+        rows.append(judge_variant(name, first, lines(folder)))
+    _, profiled = derive(config, work, steps=4, changes=[*changes, "profiler={first_step: 3, num_steps: 1}"])
+    train(profiled, work / "profiled", memory=None)
+    rows.append(judge_profile(work / "profiled"))
     print()
     for row in rows:
         mark = {None: "", True: "ok", False: "WRONG"}[row.ok]
-        print(f"{mark:<6}{row.what:<8}{row.result}")
+        print(f"{mark:<6}{row.what:<20}{row.result}")
     return 1 if any(row.ok is False for row in rows) else 0
 
 
@@ -174,11 +198,16 @@ def read_stats(memory: Path) -> Stats:
     return Stats(**dict(zip(names, values, strict=False)))
 
 
+def steady_lines(run: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of the steps after those that warm up."""
+    return [run[step] for step in sorted(run) if step > min(3, len(run) // 2)]
+
+
 def judge_training(first: dict[int, dict[str, Any]], *, steps: int) -> list[Row]:
-    """Loss and speed; the first steps warm up and do not count for speed."""
+    """Loss and speed."""
     losses = [first[step]["loss"] for step in sorted(first)]
     falling = None not in losses and len(losses) == steps and losses[-1] < losses[0]
-    steady = [first[step] for step in sorted(first) if step > min(3, steps // 2)]
+    steady = steady_lines(first)
     tokens_per_s = statistics.median(line["tokens_per_s"] for line in steady)
     speed = f"{tokens_per_s:,.0f} tokens/s, step {statistics.median(line['step_time_s'] for line in steady):.3f} s"
     for name in ("mfu", "mfu_full_attn", "mfu_megatron"):
@@ -209,6 +238,29 @@ def judge_resume(first: dict[int, dict[str, Any]], second: dict[int, dict[str, A
     equal = sum(distance == 0 for distance in apart)
     text = f"{equal} of {len(expected)} losses bit-equal, largest relative distance {max(apart):.1e}"
     return Row(what="resume", result=text, ok=math.isfinite(max(apart)) and max(apart) < ROUNDING)
+
+
+def judge_variant(name: str, first: dict[int, dict[str, Any]], varied: dict[int, dict[str, Any]]) -> Row:
+    """Losses against those of the first run, and how fast it was."""
+    if sorted(varied) != sorted(first):
+        return Row(what=name, result=f"trained steps {sorted(varied)} instead of {sorted(first)}", ok=False)
+    apart = [abs(varied[step]["loss"] - first[step]["loss"]) / abs(first[step]["loss"]) for step in sorted(first)]
+    equal = sum(distance == 0 for distance in apart)
+    times = [statistics.median(line["step_time_s"] for line in steady_lines(run)) for run in (varied, first)]
+    text = f"{equal} of {len(apart)} losses bit-equal, largest relative distance {max(apart):.1e}"
+    text += f", step {times[0]:.3f} s ({times[0] / times[1]:.2f} of the first run's)"
+    return Row(what=name, result=text, ok=math.isfinite(max(apart)) and max(apart) < ROUNDING)
+
+
+def judge_profile(run_dir: Path) -> Row:
+    """Whether the trace of a step was written, and what it holds."""
+    traces = sorted((run_dir / "profile").glob("*/rank-00000.json.gz"))
+    if len(traces) != 1:
+        return Row(what="profile", result=f"{len(traces)} traces instead of 1", ok=False)
+    with gzip.open(traces[0], "rt") as file:
+        kinds = [event.get("cat") for event in json.load(file)["traceEvents"]]
+    kernels, operators = kinds.count("kernel"), kinds.count("cpu_op")
+    return Row(what="profile", result=f"{operators} operators, {kernels} kernels of the device", ok=operators > 0)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ def test_any_config_becomes_a_run_of_one_rank(config: str, tmp_path: Path, monke
 
 def test_on_a_cpu_everything_holds_but_the_memory_of_an_accelerator(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ops.gpu_check", "configs/tiny.yaml", "--steps", "6", "--keep", str(tmp_path)]
+    command += ["--variants", "zb-v"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
     table = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith(("ok  ", "WRONG"))]
@@ -58,6 +59,8 @@ def test_on_a_cpu_everything_holds_but_the_memory_of_an_accelerator(tmp_path: Pa
         ("ok", "train"),
         ("WRONG", "memory"),
         ("ok", "resume"),
+        ("ok", "zb-v"),
+        ("ok", "profile"),
     ], done.stdout + done.stderr
-    assert "3 of 3 losses bit-equal" in done.stdout
+    assert "3 of 3 losses bit-equal" in done.stdout and "6 of 6 losses bit-equal" in done.stdout
     assert done.returncode == 1
