@@ -1,6 +1,7 @@
 """Layers, overrides, paths, all problems at once, origins: what a person meets when a config is read."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -262,3 +263,20 @@ def test_the_command_prints_one_json_document() -> None:
     assert done.returncode == 0 and answer["ok"] and answer["schema_version"] == 1
     assert answer["mesh"] == {"dp": 2, "pp": 1, "tp": 1, "cp": 1, "world_size": 2}
     assert answer["facts"]["world_size"] == 2 and answer["config"]["parallelism"]["dp"] == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "expected"),
+    [
+        ("[-1]", "profiler.ranks.0", "greater than or equal to 0"),
+        ("[0,-2]", "profiler.ranks.1", "greater than or equal to 0"),
+        ("[x]", "profiler.ranks.0", "a whole number"),
+        ("[x,-2]", "profiler.ranks.0", "a whole number"),
+        ("0", "profiler.ranks", "one of all, or a list"),
+        ("ALL", "profiler.ranks", "all (upper and lower case matter), or a list"),
+    ],
+)
+def test_a_list_or_a_word_that_is_neither_is_an_error_at_a_key_of_the_file(value: str, key: str, expected: str) -> None:
+    problems = load(TINY, overrides=(f"profiler.ranks={value}",)).problems
+    found = [(problem.key, problem.expected) for problem in problems if problem.severity is Severity.ERROR]
+    assert found[:1] == [(key, expected)] and all(re.fullmatch(r"[a-z_.0-9]+", key) for key, _ in found)

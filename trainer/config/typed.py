@@ -11,7 +11,7 @@ This file exists twice, byte for byte (trainer and orchestrator share no code; a
 import re
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -148,8 +148,11 @@ def _note_invalid(
     A missing key that stands there misspelt is one mistake, and was said where it stands.
     """
     bad: set[str] = set()
-    for item in error.errors(include_url=False):
-        loc = [str(part) for part in item["loc"]]
+    found_by_pydantic = error.errors(include_url=False)
+    for item in found_by_pydantic:
+        if any(_is_nearer(other["loc"], item["loc"]) for other in found_by_pydantic):
+            continue
+        loc = [str(part) for part in item["loc"] if not _is_of_union(part)]
         head = loc[0] if loc else ""
         bad.add(head)
         where = ".".join(part for part in (path, *loc) if part)
@@ -166,6 +169,17 @@ def _note_invalid(
             message, expected = _words(item["msg"])
             into.add(at, where, message, expected, found)
     return bad
+
+
+def _is_of_union(part: int | str) -> bool:
+    """Whether a part of a location is pydantic's name for a member of a union, such as list[int]; no key holds a [."""
+    return isinstance(part, str) and "[" in part
+
+
+def _is_nearer(one: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
+    """Whether `one` lies inside the value of which `other` says only that another member of its union does not fit."""
+    at = next((index for index, part in enumerate(other) if _is_of_union(part)), None)
+    return at is not None and one[:at] == other[:at] and one[at:] != other[at:] and len(one) > len(other)
 
 
 def _words(message: str) -> tuple[str, str | None]:
@@ -221,7 +235,12 @@ def _read_union(node: Node, options: tuple[Any, ...], path: str, into: Reading) 
     rest = [option for option in options if option is not type(None)]
     if len(rest) < len(options) and isinstance(node, Scalar) and node.is_null:
         return None
-    return read(node, _fitting(node, rest), path, into)
+    fitting = _fitting(node, rest)
+    value = read(node, fitting, path, into)
+    if value is HOLE and get_origin(fitting) is Literal and any(get_origin(option) is list for option in rest):
+        last = into.problems[-1]
+        into.problems[-1] = replace(last, expected=f"{last.expected}, or a list")
+    return value
 
 
 def _fitting(node: Node, options: list[Any]) -> Any:
