@@ -96,3 +96,28 @@ def test_a_deadlock_in_a_file_shows_the_grid(tmp_path: Path, capsys: pytest.Capt
     assert main(["schedule", "--file", str(mine)]) == 2
     shown = capsys.readouterr().err
     assert "deadlocks: rank 0 at 0B0 waits for 1B0" in shown and "rank 1: [1B0]   1F0" in shown
+
+
+def test_a_drawing_and_a_csv_can_be_had_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "schedule.html"
+    out = schedule(capsys, "-p", "2", "-m", "2", "--csv", "--html", str(page))
+    assert out == schedule(capsys, "-p", "2", "-m", "2", "--csv") and "<html" in page.read_text()
+
+
+def test_nothing_is_printed_where_the_drawing_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["schedule", "-p", "2", "-m", "2", "--html", str(tmp_path / "none" / "schedule.html")]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "cannot be written" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["--name", "nope"], "unknown schedule 'nope'"), (["-p", "5000", "-m", "20000"], "100,000,000 forward passes")],
+)
+def test_what_cannot_be_planned_is_said_at_once(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["schedule", *words]) == 2
+    assert says in capsys.readouterr().err

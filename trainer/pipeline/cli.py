@@ -92,6 +92,8 @@ def _held(held: Peaks, v: int) -> list[str]:
 def chosen(args: argparse.Namespace) -> Schedule:
     """The schedule that the command line names. Raises ScheduleError."""
     if args.file is None:
+        if args.name not in (None, *GENERATORS):
+            raise ScheduleError(f"unknown schedule {args.name!r}; known: {', '.join(GENERATORS)}")
         if args.ranks is None or args.micro_batches is None:
             raise ScheduleError("-p (ranks) and -m (micro-batches) are needed, or --file with a schedule of your own")
         return make_schedule(args.name or "1f1b", p=args.ranks, m=args.micro_batches, v=args.virtual_stages)
@@ -115,14 +117,12 @@ def main(args: argparse.Namespace) -> int:
     except ScheduleError as error:
         print(f"trainer schedule: {error}", file=sys.stderr)
         return 2
-    if args.csv:
+    if args.csv and args.html is None:
         sys.stdout.write(format_csv(schedule))
         return 0
     run = simulate(schedule, links, args.costs)
     messages = sum(action.peer is not None for actions in lowered.lists for action in actions) // 2
     text = figures(schedule, run, args.costs, messages)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(f"{grid(run, schedule.placement, args.costs, width=width)}\n\n{text}")
     if args.html is not None:
         page = html_page(run, schedule.placement, title=f"Pipeline schedule {schedule.name}", figures=text)
         try:
@@ -130,5 +130,11 @@ def main(args: argparse.Namespace) -> int:
         except OSError as error:
             print(f"trainer schedule: {args.html} cannot be written: {error}", file=sys.stderr)
             return 1
+    if args.csv:
+        sys.stdout.write(format_csv(schedule))
+        return 0
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(f"{grid(run, schedule.placement, args.costs, width=width)}\n\n{text}")
+    if args.html is not None:
         print(f"drawn in {args.html}")
     return 0

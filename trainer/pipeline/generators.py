@@ -149,6 +149,10 @@ def placement_of(name: str, *, p: int, v: int) -> Placement:
     return Placement.v_shape(p) if name == "zb-v" else Placement.loop(p, v)
 
 
+MOST_PASSES = 500_000
+"""Forward passes of a step over all stages; a list of more takes minutes to check, and no run has as many."""
+
+
 def make_schedule(name: str, *, p: int, m: int, v: int | None = None) -> Schedule:
     """The named training schedule. Raises ScheduleError for an unknown name, a size below 1, a v it does not have."""
     if name not in GENERATORS:
@@ -156,6 +160,10 @@ def make_schedule(name: str, *, p: int, m: int, v: int | None = None) -> Schedul
     v = DEFAULT_STAGES[name] if v is None else v
     if min(p, m, v) < 1:
         raise ScheduleError(f"a schedule needs p ≥ 1 ranks, m ≥ 1 micro-batches, v ≥ 1 stages, not {p}, {m}, {v}")
+    if p * m * v > MOST_PASSES:
+        raise ScheduleError(
+            f"p · v · m = {p} · {v} · {m} = {p * m * v:,} forward passes a step; at most {MOST_PASSES:,} are planned"
+        )
     if name in FIXED_STAGES and v != DEFAULT_STAGES[name]:
         raise ScheduleError(
             f"schedule {name} is made for v = {DEFAULT_STAGES[name]} stages a rank, not {v}; leave v away, or use "

@@ -8,6 +8,7 @@ more stages, as the `Placement` says. Generators (`generators.py`) and files (`t
 sends and receives follow from the model's graph (`lower.py`).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -79,7 +80,7 @@ class Placement:
     @property
     def v(self) -> int:
         """The most stages of any rank."""
-        return max(len(self.stages_of(rank)) for rank in range(self.p))
+        return max(Counter(self.ranks).values())
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages of a rank, ascending."""
