@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable
 
-from ops.bench.live import peak_of
+from ops.bench.live import lived_in
 from ops.bench.rows import Row, in_pairs, spread_of
 
 TOKENS, HIDDEN, VOCAB = 1024, 256, 32000
@@ -37,7 +37,7 @@ def both_sides() -> tuple[Callable[[], object], Callable[[], object]]:
 
 def memory_row() -> Row:
     """Peak of the bytes that one call makes, gradients included, inputs and weights not."""
-    ours, plain = (peak_of(side) / 2**20 for side in both_sides())
+    ours, plain = (lived_in(side).peak / 2**20 for side in both_sides())
     return Row(
         id="ce-32k-memory-vs-plain", what="peak MiB made by cross-entropy at a vocabulary of 32k, against torch's",
         ours=ours, other=plain, ratio=ours / plain, spread=0.0, shape=SHAPE, threads=1,

@@ -4,11 +4,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ops.bench.live import peak_of
+from ops.bench.live import lived_in, settled
 from ops.bench.models import bench_config, engine_of, random_batch
 from ops.bench.rows import Row
 from ops.bench.world import in_world
 from trainer.activations import CPU
+from trainer.config.model import Config
+from trainer.engine import Engine
 from trainer.memory import RankMemory, memory_of_ranks, topology_of
 
 TOLERANCE_BYTES = 4 << 20
@@ -87,15 +89,20 @@ LAYOUTS = (
 
 def peaks_of(layouts: tuple[Layout, ...]) -> list[int]:
     """On one rank of the world: the peak of each layout's first steps, engine included."""
-    return [peak_of(lambda layout=layout: _steps(layout)) for layout in layouts]  # type: ignore[misc]
+    with settled():
+        return [step_peak(bench_config(**layout.keys)) for layout in layouts]
 
 
-def _steps(layout: Layout) -> None:
-    config = bench_config(**layout.keys)
+def step_peak(config: Config) -> int:
+    """What the engine holds when it is made, and the most that a step of random tokens makes beyond it."""
     batch = random_batch(config, documents=config.tokens.document_masks)
-    engine = engine_of(config)
-    for step in range(1, STEPS + 1):
-        engine.train_step(batch, lr=1e-4, weight_decay=0.1, adam_t=step)
+    engines: list[Engine] = []
+    held = lived_in(lambda: engines.append(engine_of(config))).left
+    steps = [
+        lived_in(lambda: engines[0].train_step(batch, lr=1e-4, weight_decay=0.1, adam_t=step)).peak  # noqa: B023
+        for step in range(1, STEPS + 1)
+    ]
+    return held + max(steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ops.bench.live import Allocation, peak, peak_of
-from ops.bench.models import random_batch
+from ops.bench.live import Allocation, Lived, lived
+from ops.bench.memory import step_peak
 from trainer.activations import ACCELERATOR, CPU, Kernels, stage_needs
 from trainer.comm import Group
 from trainer.config import Config, load
@@ -40,7 +40,6 @@ from trainer.pipeline.schedule import Op
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = "model.model_config."
-STEP: dict[str, Any] = {"lr": 0.0, "weight_decay": 0.0, "adam_t": 1}
 
 
 def config(name: str, *overrides: str) -> Config:
@@ -285,25 +284,30 @@ def test_a_step_holds_at_most_what_is_predicted(overrides: tuple[str, ...]) -> N
         "tokens.sequence_length=128",
     )
     small = config("tiny", *sizes, "tokens.batch_accumulation_per_replica=3", *overrides)
-    batch = random_batch(small)
-    predicted = rank_memory(small, kernels=CPU).total
-    assert peak_of(lambda: engine_of(small).train_step(batch, **STEP)) == pytest.approx(predicted, rel=0.01)
+    assert step_peak(small) == pytest.approx(rank_memory(small, kernels=CPU).total, rel=0.01)
 
 
 def test_of_a_recomputed_stage_one_layer_s_weight_gradients_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were those of all eight layers to wait for the end of B, recomputation would save a good fifth and no more."""
     small = config("tiny", "model.recompute=full", f"{SHAPE}num_hidden_layers=8")
     (need,) = stage_needs(small, kernels=CPU, micro_batch_size=2)
-    batch = random_batch(small)
     monkeypatch.setattr(WeightGradients, "_passed", lambda self, _: None)
-    late = peak_of(lambda: engine_of(small).train_step(batch, **STEP))
     waiting = need.pending.activations - need.kept.activations
-    assert late > rank_memory(small, kernels=CPU).total + waiting // 2
+    assert step_peak(small) > rank_memory(small, kernels=CPU).total + waiting // 2
 
 
-def test_a_peak_counts_what_was_seen_being_made() -> None:
-    made, freed = Allocation(1.0, 7, 100), Allocation(2.0, 7, -100)
-    assert peak([freed, made, Allocation(3.0, 7, 60), Allocation(4.0, 8, 50), Allocation(2.5, 9, -999)]) == 110
+def test_live_bytes_are_of_what_was_seen_being_made() -> None:
+    events = [
+        Allocation(2.0, 700, -100), Allocation(1.0, 700, 100), Allocation(2.5, 900, -999),
+        Allocation(3.0, 700, 60), Allocation(4.0, 800, 50),
+    ]  # fmt: skip
+    assert lived(events) == Lived(peak=110, left=110)
+
+
+def test_what_is_made_where_something_lay_says_that_it_is_gone() -> None:
+    """Its free was on another thread: the first two are covered, the third ends where the new one begins."""
+    lay = [Allocation(1.0, 100, 20), Allocation(1.1, 125, 20), Allocation(1.2, 90, 10), Allocation(1.3, 150, 5)]
+    assert lived([*lay, Allocation(2.0, 100, 50)]) == Lived(peak=65, left=65)
 
 
 def test_gradients_on_a_cpu_are_summed_through_copies() -> None:
