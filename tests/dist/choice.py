@@ -30,8 +30,7 @@ FIXED = (
     Case.of(pp=4, schedule="interleaved", virtual=2, layers=8, split="01211111", recompute="full/3"),
     Case.of(dp=3, pp=2, schedule="interleaved", virtual=3, layers=8, zero=0),
     Case.of(pp=2, tp=3, split="31", family="qwen2", tied=False, vocab=509),
-    Case.of(schedule="zb-v", compile=True, masks=True, bias=True),
-    Case.of(tp=2, sp=True, recompute="selective", compile=True),
+    Case.of(tp=2, schedule="zb-v", sp=True, recompute="selective", compile=True, bias=True, masks=True),
 )
 
 
