@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -53,10 +54,13 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unknown row {args.only!r}; rows: {', '.join(table)}")
     done: list[Row] = []
     for name in [args.only] if args.only else table:
+        start = time.perf_counter()
         row = table[name]()
+        took = time.perf_counter() - start
         done.append(row)
         warning = f"  SPREAD over {SPREAD_LIMIT:.0%}: do not trust" if row.spread > SPREAD_LIMIT else ""
-        print(f"{row.id:<23} {row.ours:10.3f} / {row.other:10.3f} = {row.ratio:6.3f}  spread {row.spread:.0%}{warning}")
+        figures = f"{row.ours:10.3f} / {row.other:10.3f} = {row.ratio:6.3f}  spread {row.spread:4.0%}"
+        print(f"{row.id:<23} {figures}  ({took:.0f} s){warning}", flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps({"rows": [asdict(row) for row in done]}, indent=1) + "\n")
     return 0
