@@ -19,6 +19,7 @@ GROUPS = (  # the first that fits
     ("*/test_checkpoint_*", "checkpoints"),
     ("e2e/test_train_*", "checkpoints"),  # trainers alone or under torchrun: kill, drain, load elsewhere
     ("e2e/test_demo_*", "demo and kill/resume"),
+    ("orchestrator/test_supervise_live*", "demo and kill/resume"),  # real supervisor and agents, every kind of death
     ("e2e/test_kill_resume*", "demo and kill/resume"),
     ("e2e/test_abandoned*", "demo and kill/resume"),
     ("dist/*", "oracle"),
