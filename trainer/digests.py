@@ -21,6 +21,7 @@ import torch
 from trainer.comm import all_gather
 from trainer.errors import DesyncError
 from trainer.mesh.context import ParallelContext
+from trainer.optim.layout import STATES
 from trainer.optim.storage import BucketStorage
 from trainer.replicas import WEIGHT, Held, Part, Scope, describe, differences, is_equal, summary
 
@@ -41,7 +42,8 @@ def check_replicas(engine: "Engine", *, step: int, scope: Scope) -> None:
     copies, 1 more if they differ.
     """
     optimizer, ctx = engine.optimizer, engine.ctx
-    states = ("exp_avg", "exp_avg_sq") if optimizer.precision.is_own_master else ("master", "exp_avg", "exp_avg_sq")
+    # Where live weights are their own master, they are compared as weights.
+    states = tuple(state for state in STATES if state != "master" or not optimizer.precision.is_own_master)
     held = Held(specs=engine.specs, topology=ctx.topology, states=states, zero_stage=optimizer.zero_stage, scope=scope)
     bundles = held.bundles()
     if not bundles:

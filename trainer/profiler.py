@@ -168,11 +168,9 @@ class StepProfiler:
 
     def _write(self, window: Window, recording: Recording) -> None:
         folder = self._folder / folder_name(window, self._epoch_text)
-        for made in (
-            self._folder,
-            folder,
-        ):  # no parents: a run directory that was removed must not come back as a stump
-            made.mkdir(mode=0o750, exist_ok=True)
+        # No parents: a run directory that was removed must not come back as a stump.
+        self._folder.mkdir(mode=0o750, exist_ok=True)
+        folder.mkdir(mode=0o750, exist_ok=True)
         path = folder / f"rank-{self._rank:05d}.json.gz"
         write_trace(recording, path, title=f"rank {self._rank}, steps {window.first_step} to {window.last_step}")
         print(f"rank {self._rank}: recorded: {path}", flush=True)
