@@ -72,14 +72,17 @@ def run(argv: Sequence[str]) -> int:
 def pass_to_trainer(command: str, arguments: Sequence[str], *, prog: str) -> int:
     """Run `python -m trainer COMMAND …` in the foreground under the name `prog`; the exit code is one of pawl's."""
     words = [sys.executable, "-m", "trainer", command, "--prog", prog, *arguments]
-    interrupted = False
-    with subprocess.Popen(words, env={**os.environ, "PYTHONSAFEPATH": "1"}) as child:
-        while True:
-            try:
-                code = child.wait()
-                break
-            except KeyboardInterrupt:
-                interrupted = True  # the terminal sent it to the child as well, which decides how to end
+    pressed: list[int] = []
+    # No KeyboardInterrupt here: raised just after the child was reaped, it would lose the exit code, and the next wait
+    # answers 0 for a child that is gone. The terminal sends the signal to the child as well, which decides how to end.
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    try:
+        code = subprocess.Popen(words, env={**os.environ, "PYTHONSAFEPATH": "1"}).wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    interrupted = bool(pressed)
     if code < 0 and not interrupted and code != -signal.SIGINT:
         typer.echo(f"pawl: `{prog}` was killed by signal {-code}; nothing of it runs any more.", err=True)
     return exit_code_of_trainer(code, interrupted=interrupted)

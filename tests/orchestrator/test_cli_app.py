@@ -152,6 +152,27 @@ def test_ctrl_c_ends_a_trainer_command_with_130_and_no_traceback_of_pawl(tmp_pat
     assert "orchestrator" not in process.communicate()[1]
 
 
+def test_ctrl_c_at_the_moment_the_child_is_reaped_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python forgets the exit code when an exception comes between waitpid and its keeping: 0 was told for it."""
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").write_text("")
+    (tmp_path / "trainer" / "__main__.py").write_text("import sys; sys.exit(1)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    waitpid = os.waitpid
+
+    def interrupted_just_after(pid: int, options: int) -> tuple[int, int]:
+        reaped = waitpid(pid, options)
+        signal.raise_signal(signal.SIGINT)
+        return reaped
+
+    monkeypatch.setattr(os, "waitpid", interrupted_just_after)
+    handler = signal.getsignal(signal.SIGINT)
+    assert run(["data", "prepare"]) == 130
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 def test_a_missing_site_file_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
