@@ -3,6 +3,7 @@
 import torch
 
 from trainer.config import model as c
+from trainer.config.architecture import ModelConfig
 from trainer.data.batch import StepBatch
 from trainer.engine import Engine
 from trainer.mesh.context import ParallelContext
@@ -19,7 +20,7 @@ def tiny_config(
     tp_mode: str = "ALL_REDUCE", model_type: str = "llama", attention_bias: bool = False, mlp_bias: bool = False,
     groups: tuple[c.ParameterGroup, ...] = (),
 ) -> c.Config:  # fmt: skip
-    shape = c.ModelConfig(
+    shape = ModelConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv_heads, vocab_size=vocab, tie_word_embeddings=tied, model_type=model_type,  # type: ignore[arg-type]
         attention_bias=attention_bias, mlp_bias=mlp_bias,

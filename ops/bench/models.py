@@ -15,6 +15,7 @@ def bench_config(
 ) -> "Config":  # fmt: skip
     """A config from the keys of its sections; what is left out is a small model on one rank in float32."""
     from trainer.config import model as c
+    from trainer.config.architecture import ModelConfig
 
     base = {
         "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -24,7 +25,7 @@ def bench_config(
     return c.Config(
         general=c.General(project="bench", run="bench"),
         parallelism=c.Parallelism(**({"dp": 1, "pp": 1, "tp": 1} | (mesh or {}))),
-        model=c.Model(model_config=c.ModelConfig(**(base | (shape or {}))), **({"dtype": "float32"} | (model or {}))),
+        model=c.Model(model_config=ModelConfig(**(base | (shape or {}))), **({"dtype": "float32"} | (model or {}))),
         optimizer=c.Optimizer(learning_rate_scheduler=c.LearningRateScheduler(learning_rate=1e-4), **(optimizer or {})),
         tokens=c.Tokens(**(counts | (tokens or {}))),
         data=c.Data(dataset=c.Dataset(dataset_folder=["unused"])),

@@ -22,6 +22,7 @@ from trainer.checkpoint.naming import CheckpointName, partial_name
 from trainer.checkpoint.save import begin, commit, model_record, save_checkpoint, tokenizer_record, write_rank
 from trainer.checkpoint.state import RunState
 from trainer.cli import main
+from trainer.config.architecture import ModelConfig
 from trainer.config.model import (
     Config,
     Data,
@@ -30,7 +31,6 @@ from trainer.config.model import (
     InitMethod,
     LearningRateScheduler,
     Model,
-    ModelConfig,
     Optimizer,
     Parallelism,
     Tokens,

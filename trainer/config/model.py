@@ -1,6 +1,6 @@
 """The trainer's sections: nanotron's keys, as strict frozen pydantic classes.
 
-    Config
+    Config                                    (ModelConfig: architecture.py; what all are made of: section.py)
     ├── general  parallelism  tokens  checkpoints  logging  profiler  tokenizer
     ├── model ── model_config, init_method
     ├── optimizer ── optimizer_factory, learning_rate_scheduler
@@ -12,34 +12,15 @@ from several keys are properties of `Config`; whether the values make sense toge
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from trainer.config.architecture import ModelConfig
+from trainer.config.section import Batch, Degree, Length, Natural, Positive, Section, Steps, Unit
 from trainer.schedules import BatchSize, samples_before
 
-Positive = Annotated[int, Field(ge=1, le=2**53)]
-Natural = Annotated[int, Field(ge=0, le=2**53)]
-Unit = Annotated[float, Field(ge=0, lt=1)]
-
-# Sizes that end far above anything trained and far below what would keep a check, or a rank, busy for ever: beyond
-# them a digit too many was typed.
-Degree = Annotated[int, Field(ge=1, le=2**17)]
-Depth = Annotated[int, Field(ge=1, le=2**13)]
-Width = Annotated[int, Field(ge=1, le=2**22)]
-Vocabulary = Annotated[int, Field(ge=1, le=2**26)]
-Length = Annotated[int, Field(ge=1, le=2**30)]
-Batch = Annotated[int, Field(ge=1, le=2**24)]
-Steps = Annotated[int, Field(ge=1, le=2**40)]
 # A trace holds every operator of every step: more make files that no viewer opens.
 MAX_PROFILE_STEPS = 100
-
-_STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Section(BaseModel):
-    """Base of all sections: values of exactly the stated type, no unknown keys, never changed after reading."""
-
-    model_config = _STRICT
 
 
 class General(Section):
@@ -75,61 +56,6 @@ class Parallelism(Section):
     layers_per_stage: list[Natural] | None = None
     tp_mode: Literal["ALL_REDUCE", "REDUCE_SCATTER"] = "ALL_REDUCE"
     replica_check_interval: Positive | None = 100
-
-
-def _even_head_dim(given: dict[str, int]) -> int:
-    """head_dim where the key is missing: hidden_size / heads (rules.py refuses a remainder)."""
-    return max(1, given.get("hidden_size", 1) // given.get("num_attention_heads", 1))
-
-
-class ModelConfig(Section):
-    """The architecture in Hugging Face's words. Missing: kv heads = heads (no grouping), head_dim = hidden / heads."""
-
-    model_type: Literal["llama", "qwen2", "qwen3"] = "llama"
-    hidden_size: Width
-    intermediate_size: Width
-    num_hidden_layers: Depth
-    num_attention_heads: Width
-    num_key_value_heads: Width = Field(default_factory=lambda given: given.get("num_attention_heads", 1))
-    head_dim: Width = Field(default_factory=lambda given: _even_head_dim(given))
-    vocab_size: Vocabulary
-    max_position_embeddings: Length = 2048
-    hidden_act: str = "silu"
-    rms_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
-    rope_theta: Annotated[float, Field(gt=0)] = 10000.0
-    tie_word_embeddings: bool = False
-    initializer_range: Annotated[float, Field(gt=0)] = 0.02
-    bos_token_id: Natural | None = None
-    eos_token_id: Natural | None = None
-    pad_token_id: Natural | None = None
-    attention_dropout: Unit = 0.0
-    attention_bias: bool = False
-    mlp_bias: bool = False
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Whether q_proj, k_proj and v_proj have biases."""
-        return self.attention_bias or self.model_type == "qwen2"
-
-    @property
-    def out_bias(self) -> bool:
-        """Whether o_proj has a bias."""
-        return self.attention_bias
-
-    @property
-    def qk_norm(self) -> bool:
-        """Whether each head of q and k goes through a norm."""
-        return self.model_type == "qwen3"
-
-    @property
-    def kv_heads(self) -> int:
-        """K."""
-        return self.num_key_value_heads
-
-    @property
-    def head_size(self) -> int:
-        """d."""
-        return self.head_dim
 
 
 class InitMethod(Section):
