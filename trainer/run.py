@@ -1,7 +1,7 @@
 """One rank of a training run, from the command line to the exit code. Read this file first.
 
     assemble   cycle.json, config, world size ▸ process group ▸ mesh, data, engine
-    restore    exactly the checkpoint the cycle names, or a fresh start
+    restore    exactly the checkpoint the cycle names, or a fresh start (drawn weights, or those of another run)
     loop       steps, checkpoints, control word           (loop.py)
     end        outcome file ▸ exit code, whatever happened
 
@@ -18,6 +18,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trainer.alone import choose_and_clear
@@ -25,6 +26,7 @@ from trainer.beat import BeatWriter, Phase, open_beats
 from trainer.checkpoint.load import load_checkpoint
 from trainer.checkpoint.save import SaveResult, save_checkpoint, tokenizer_record
 from trainer.checkpoint.state import RunState
+from trainer.checkpoint.weights import load_weights
 from trainer.config import Config, load_config
 from trainer.config.tree import without_secrets
 from trainer.control import Control
@@ -189,8 +191,7 @@ class TrainerProcess:
         began = time.perf_counter()
         name = self.cycle.resume_from if self.cycle is not None else self.newest(context)
         if name is None:
-            engine.init_weights()
-            say(context, f"starts at step 0, {context.topology.world_size} ranks")
+            self.begin(engine, context)
             return self.with_windows(RunState())
         state = load_checkpoint(self.launch.checkpoints_dir / name, engine)
         self.checkpoint = name
@@ -198,6 +199,20 @@ class TrainerProcess:
         self.beats.beat(step=state.step, tokens=state.consumed_tokens)
         say(context, f"goes on from {name}, {context.topology.world_size} ranks, loaded in {seconds:.2f} s")
         return self.with_windows(state)
+
+    def begin(self, engine: Engine, context: ParallelContext) -> None:
+        """Weights of step 0: drawn, or those of `model.init_method.path`. Raises ConfigError where that does not fit.
+
+        Comm: 3 small all-gathers where weights are read.
+        """
+        start = engine.config.model.init_method.path
+        if start is None:
+            engine.init_weights()
+        else:
+            for note in load_weights(Path(start), engine):
+                say(context, f"note: {note}")
+        weights = "" if start is None else f" from the weights of {start}"
+        say(context, f"starts at step 0{weights}, {context.topology.world_size} ranks")
 
     def compile(self, engine: Engine, *, evaluates: bool) -> float | None:
         """Compile what the config wants compiled; seconds, None where it wants nothing. Comm: tp collectives."""

@@ -34,6 +34,7 @@ from .here import (
     local_gpus,
     own_schedule,
     schedule_findings,
+    start_findings,
     tokenizer_findings,
 )
 from .load import Loaded, load
@@ -73,7 +74,7 @@ def check(path: Path, *, site: Path | None = None, overrides: Iterable[str] = ()
     schedule = own_schedule(config)
     result = fit(config, gpu_type=gpu_type, gpus=gpus, schedule=schedule) if wants_gpu else None
     findings = [*data_findings(config, required=here), *tokenizer_findings(config, required=here)]
-    findings += schedule_findings(config, required=here)
+    findings += [*start_findings(config, required=here), *schedule_findings(config, required=here)]
     if not gpus:
         findings += compiler_findings(config, required=here and not wants_gpu)
     if wants_gpu:

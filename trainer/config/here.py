@@ -15,6 +15,7 @@ from pathlib import Path
 from trainer.errors import ConfigError, DataError
 from trainer.flops import find_gpu
 from trainer.memory import FIXED_BYTES, USABLE, largest_micro_batch, rank_memory, usable_bytes
+from trainer.mesh.topology import Topology
 from trainer.pipeline.choose import training_lists, training_schedule
 from trainer.pipeline.lower import chain
 from trainer.pipeline.partition import is_schedule_file, placement
@@ -109,6 +110,33 @@ def tokenizer_size(file: Path) -> int | None:
         return 1 + max(int(i) for i in ids)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def start_findings(config: Config, *, required: bool) -> Iterator[Finding]:
+    """The checkpoint whose weights the run starts from: is it there, and of this model. Its tables alone are read."""
+    key, name = "model.init_method.path", config.model.init_method.path
+    if name is None:
+        return
+    if not Path(name).is_dir():
+        yield _unseen(key, "no such checkpoint folder", name, required=required)
+        return
+    # numpy and xxhash: only where there is a folder to look at.
+    from trainer.checkpoint.match import misfit, open_start, other_numbers
+    from trainer.spec import param_specs
+
+    try:
+        checkpoint = open_start(Path(name))
+        different = misfit(
+            checkpoint, param_specs(config, Topology(pp=config.parallelism.pp, tp=config.parallelism.tp))
+        )
+    except ConfigError as error:
+        yield Finding(key=key, message=str(error).removeprefix(f"{key}: "), found=quoted(name))
+        return
+    if different is not None:
+        yield Finding(key=key, message=different, found=quoted(name), expected="a checkpoint of this model")
+        return
+    for note in other_numbers(checkpoint, config):
+        yield Finding(key=key, message=note, found=quoted(name), severity=Severity.WARNING)
 
 
 def schedule_findings(config: Config, *, required: bool) -> Iterator[Finding]:

@@ -59,8 +59,13 @@ class Parallelism(Section):
 
 
 class InitMethod(Section):
-    """How weights are drawn. `std` overrides model_config.initializer_range; `use_mup` is spectral µP."""
+    """Where weights come from. `std` overrides model_config.initializer_range; `use_mup` is spectral µP.
 
+    `path`: the folder of a checkpoint (of any run and mesh, or imported) whose weights a fresh run starts from instead
+    of drawing them; its moments, step and data position are not taken over.
+    """
+
+    path: Annotated[str, Field(min_length=1)] | None = None
     std: Annotated[float, Field(gt=0)] | None = None
     use_mup: bool = False
 

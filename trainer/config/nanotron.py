@@ -63,7 +63,6 @@ OLD_KEYS = (
     # model
     _dropped("model.make_vocab_size_divisible_by", "the vocabulary is padded inside, never in a checkpoint", "1"),
     _dropped("model.ddp_bucket_cap_mb", "bucket sizes follow from the layout; ignored", "25"),
-    _refused("model.init_method.path", "starting from another model's weights is not a setting of this section"),
     _refused("model.init_method.scaling_method", "only NUM_LAYERS is known", "NUM_LAYERS"),
     _dropped(_M + "is_llama_config", "the architecture is model_type", "true"),
     _refused(_M + "is_starcoder2_config", "Starcoder2 is not offered", "false"),
