@@ -43,6 +43,7 @@ _I: Sort = ("an integer of 64 bits", _is_int)
 _N: Sort = ("an attempt number", lambda value: _is_int(value) and 0 <= value <= _MAX_EPOCH)
 _F: Sort = (f"a number up to {_MAX_NUMBER:g}", _is_number)
 _U: Sort = ("seconds since 1970", lambda value: _is_number(value) and 0 <= value <= LAST_UNIX)
+_B: Sort = ("true or false", lambda value: isinstance(value, bool))
 _L: Sort = ("a list of texts", _is_texts)
 _JOB: Sort = ("a job id", lambda value: isinstance(value, str) or _is_int(value))
 _NODES: Sort = ("a list of nodes with name and address", _is_nodes)
@@ -73,6 +74,13 @@ _FIELDS: dict[str, dict[str, Sort]] = {
     },
     "checkpoint_committed": {"name": _T, "step": _I, "bytes": _I},
     "checkpoint_quarantined": {"name": _T, "reason": _T},
+    "checkpoint_kept": {"name": _T, "label": _T, "by": _T},
+    "checkpoint_released": {"name": _T, "by": _T},
+    "checkpoint_removed": {"name": _T, "by": _T},
+    "forked": {
+        **{"run": _T, "run_dir": _T, "step": _I, "checkpoint": _T, "digest": _T, "weights_only": _B},
+        **{"by": _T, "why": _T, "set": _L},
+    },
     "run_done": {"step": _I},
     "run_held": _WORDS,
     "run_failed": _WORDS,

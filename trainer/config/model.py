@@ -220,11 +220,15 @@ class Tokenizer(Section):
 
 
 class Checkpoints(Section):
-    """Cadence and retention. Inside a run directory `checkpoints_path` is ignored: its place is fixed."""
+    """Cadence and retention. Inside a run directory `checkpoints_path` is ignored: its place is fixed.
+
+    `keep_every`: checkpoints whose step is a multiple of it are never deleted (missing: none for its step).
+    """
 
     checkpoints_path: str | None = None
     checkpoint_interval: Positive = 1000
     keep_last: Annotated[int, Field(ge=2)] = 2
+    keep_every: Positive | None = None
 
 
 class Logging(Section):

@@ -3,8 +3,8 @@
     Partial sections (something in them could not be read) are judged as far as their values go: a rule that needs a
     missing value raises MissingValue and has nothing to say.
 
-Data rules stand in `rules_data.py`, those of the pipeline in `rules_pipeline.py`, those of rates and batch sizes in
-`rules_optimizer.py`. Nothing here looks at this machine; that is `here.py`.
+Rules of the architecture stand in `rules_model.py`, of data in `rules_data.py`, of the pipeline in `rules_pipeline.py`,
+of rates and batch sizes in `rules_optimizer.py`. Nothing here looks at this machine; that is `here.py`.
 """
 
 import math
@@ -114,66 +114,6 @@ def ffn_over_tp(c: Any, given: Given) -> Iterator[Finding]:
         yield Finding(key=key, message=f"not divisible by tp = {tp}", found=str(ffn), expected=f"a multiple of {tp}")
 
 
-def kv_groups(c: Any, given: Given) -> Iterator[Finding]:
-    heads, kv = c.model.model_config.num_attention_heads, c.model.model_config.num_key_value_heads
-    if heads % kv:
-        expected = f"one of {', '.join(map(str, divisors(heads)))}"
-        message = f"{heads} heads cannot share {kv} kv heads evenly"
-        yield Finding(key="model.model_config.num_key_value_heads", message=message, found=str(kv), expected=expected)
-
-
-def head_size(c: Any, given: Given) -> Iterator[Finding]:
-    model = c.model.model_config
-    key = "model.model_config.head_dim"
-    if not given(key) and model.hidden_size % model.num_attention_heads:
-        message = f"hidden_size {model.hidden_size} is no multiple of {model.num_attention_heads} heads"
-        yield Finding(key="model.model_config.hidden_size", message=message, expected="a multiple, or head_dim given")
-    elif model.head_dim % 2:
-        message = "rotary positions turn pairs: the head size must be even"
-        yield Finding(key=key, message=message, found=str(model.head_dim), expected="an even number")
-
-
-def as_its_type_has_it(c: Any, given: Given) -> Iterator[Finding]:
-    """What transformers' class of the model type could not hold would be lost in the export."""
-    model, where = c.model.model_config, "model.model_config."
-    if model.model_type == "qwen2" and given(f"{where}attention_bias"):
-        message, key = "qwen2 has biases on q, k and v and none on the output projection", f"{where}attention_bias"
-        found = str(model.attention_bias).lower()
-        yield Finding(key=key, message=message, found=found, expected="no such key, or model_type llama")
-    if model.model_type != "llama" and model.mlp_bias:
-        message, key = f"the feed-forward of {model.model_type} has no biases", f"{where}mlp_bias"
-        yield Finding(key=key, message=message, found="true", expected="false, or model_type llama")
-    heads, width = model.num_attention_heads, model.hidden_size
-    if model.model_type == "qwen2" and width % heads == 0 and model.head_dim != width // heads:
-        message = "the heads of qwen2 have hidden_size / num_attention_heads"
-        found, expected = str(model.head_dim), f"{width // heads}, or no such key"
-        yield Finding(key=f"{where}head_dim", message=message, found=found, expected=expected)
-
-
-def activation(c: Any, given: Given) -> Iterator[Finding]:
-    name = c.model.model_config.hidden_act
-    if name != "silu":
-        message = "this activation is not offered"
-        yield Finding(key="model.model_config.hidden_act", message=message, found=quoted(name), expected="silu")
-
-
-def no_dropout(c: Any, given: Given) -> Iterator[Finding]:
-    rate = c.model.model_config.attention_dropout
-    if rate > 0:
-        message = "pretraining here uses no dropout"
-        yield Finding(key="model.model_config.attention_dropout", message=message, found=str(rate), expected="0")
-
-
-def special_tokens(c: Any, given: Given) -> Iterator[Finding]:
-    model = c.model.model_config
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        token = getattr(model, name)
-        if token is not None and token >= model.vocab_size:
-            expected = f"below vocab_size = {model.vocab_size}"
-            message = "outside the vocabulary"
-            yield Finding(key=f"model.model_config.{name}", message=message, found=str(token), expected=expected)
-
-
 def length_within_positions(c: Any, given: Given) -> Iterator[Finding]:
     length, limit = c.tokens.sequence_length, c.model.model_config.max_position_embeddings
     if length > limit:
@@ -242,6 +182,16 @@ def saves_on_the_way(c: Any, given: Given) -> Iterator[Finding]:
         yield Finding(key=key, message=message, found=str(interval), severity=Severity.WARNING)
 
 
+def kept_steps_are_saved(c: Any, given: Given) -> Iterator[Finding]:
+    """keep_every keeps what checkpoint_interval writes."""
+    every, interval = c.checkpoints.keep_every, c.checkpoints.checkpoint_interval
+    if every is not None and every % interval:
+        meet = math.lcm(every, interval)
+        message = f"no multiple of checkpoint_interval {interval}: only every {meet:,} steps a checkpoint meets it"
+        key, expected = "checkpoints.keep_every", f"a multiple of {interval}"
+        yield Finding(key=key, message=message, found=str(every), expected=expected, severity=Severity.WARNING)
+
+
 def profile_within_the_run(c: Any, given: Given) -> Iterator[Finding]:
     """The window lies in the run, and its ranks exist."""
     if c.profiler is None:
@@ -285,12 +235,6 @@ RULES: tuple[Rule, ...] = (
     starts_at_zero,
     heads_over_tp,
     ffn_over_tp,
-    kv_groups,
-    head_size,
-    as_its_type_has_it,
-    activation,
-    no_dropout,
-    special_tokens,
     length_within_positions,
     axes_not_offered,
     zero_stages,
@@ -299,6 +243,7 @@ RULES: tuple[Rule, ...] = (
     wide_gradients,
     fused_update,
     saves_on_the_way,
+    kept_steps_are_saved,
     checkpoints_have_their_place,
     profile_within_the_run,
 )
