@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.decide.policy import Policy, policy_from_config
 from orchestrator.state.records import SCHEMA_VERSION, Unreadable, parse
+from orchestrator.state.retention import Retention
 from orchestrator.words import plural
 
 
@@ -41,7 +42,13 @@ class AttemptPlan:
     @property
     def policy(self) -> Policy:
         """The thresholds. Raises ValueError or TypeError naming what does not fit."""
-        return policy_from_config(self.recovery, keep_last=self.checkpoints.get("keep_last"))
+        return policy_from_config(self.recovery)
+
+    @property
+    def retention(self) -> Retention:
+        """Which checkpoints stay. Raises ValueError or TypeError naming what does not fit."""
+        known = ("keep_last", "keep_every")
+        return Retention(**{key: self.checkpoints[key] for key in known if self.checkpoints.get(key) is not None})
 
     @property
     def supervisor_lost_s(self) -> float:
@@ -65,9 +72,9 @@ def parse_plan(text: str | None) -> AttemptPlan | Unreadable:
             f"size {plan.world_size}"
         )
     try:
-        plan.policy, plan.supervisor_lost_s, plan.agent_port  # noqa: B018 - each raises on what does not fit
+        plan.policy, plan.retention, plan.supervisor_lost_s, plan.agent_port  # noqa: B018 - each raises on what does not fit
     except (ValueError, TypeError, AttributeError) as error:
-        return Unreadable(why=f"recovery or monitoring: {error}")
+        return Unreadable(why=f"recovery, monitoring or checkpoints: {error}")
     return plan
 
 

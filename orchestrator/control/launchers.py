@@ -45,7 +45,7 @@ def prepare_attempt(
         launcher=launcher,
         exclude=exclude,
         config=frozen.config,
-        keep_last=frozen.keep_last,
+        retention=frozen.retention,
     )
     if launcher == "slurm":
         write_atomic(paths.job_script(attempt), render_batch(plan, load_template(SUPERVISED)), mode=0o750)

@@ -57,7 +57,6 @@ class Policy:
     start_limit_s: float = 300.0
     launch_clear_s: float = 60.0
     exclude_ttl_s: float = 86400.0
-    keep_last: int = 2
 
     @property
     def silence_limit_s(self) -> float:
@@ -79,7 +78,7 @@ class Policy:
         return limits.get(phase, limits.get("step", DEFAULT_LIMITS["step"])).limit_s(p99_s)
 
 
-def policy_from_config(recovery: Mapping[str, Any], *, keep_last: int | None = None) -> Policy:
+def policy_from_config(recovery: Mapping[str, Any]) -> Policy:
     """The Policy of a validated `recovery` section (plain values, as `model_dump()` gives them).
 
     Keys that are absent or None keep their default. Raises ValueError for a class in `budgets` that does not exist.
@@ -90,8 +89,6 @@ def policy_from_config(recovery: Mapping[str, Any], *, keep_last: int | None = N
         values["backoff_s"] = tuple(float(seconds) for seconds in recovery["backoff_s"])
     if recovery.get("budgets"):
         values["budgets"] = {FailureClass(name): int(count) for name, count in recovery["budgets"].items()}
-    if keep_last is not None:
-        values["keep_last"] = keep_last
     return Policy(**values, phase_limits=_limits(recovery.get("phase_limits") or {}))
 
 

@@ -1,102 +1,102 @@
-"""Retention of checkpoints: a pure plan, and a thin hand that looks again before it deletes.
+"""Deleting checkpoints: the thin hand behind `retention.py`, which looks again before and after each move.
 
-The orchestrator alone deletes and quarantines. Deletable is only what counts and is older than the `keep_last` newest
-that count, never one of the last two, never the one the running launch resumed from, and nothing before a newer one is
-complete, because only complete ones count. Partial folders go when a newer launch has committed since. What does not
-count is reported and left for people. `keep_last` 0 keeps all.
+    plan ─▶ for each: later launch? ─ rename to .trash-… ─ later launch, or kept meanwhile? ─▶ back, else removed
+
+The orchestrator alone deletes and quarantines. Only a rename is done before the second look, so that a process of the
+past that wakes up between the two puts back what it took. A kill at any instant leaves a whole checkpoint under its
+name, or one in .trash-… that nobody counts and the next collection removes.
 """
 
 import os
 import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.control.observe import count_checkpoints, read_fences
 from orchestrator.errors import PawlError
-from orchestrator.state.counting import Counting
+from orchestrator.state import ledger
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.fsio import fsync_dir, list_names
-from orchestrator.state.rundir import CheckpointName, EntryKind, RunPaths, classify_entry
-
-_NEVER_BELOW = 2
+from orchestrator.state.retention import DeletionPlan, Retention, kept_by_name, plan_deletion
+from orchestrator.state.rundir import CheckpointName, RunPaths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletionPlan:
-    """`delete`: entry names in checkpoints/; `trash`: leftovers of an earlier deletion; `kept`: (name, why)."""
+class Collected:
+    """What a collection did: `deleted` are gone from view (their space too, but for `left`), the rest stayed."""
 
-    delete: tuple[str, ...] = ()
-    trash: tuple[str, ...] = ()
-    kept: tuple[tuple[str, str], ...] = ()
-
-
-def plan_deletion(
-    counting: Counting,
-    entries: tuple[str, ...],
-    *,
-    keep_last: int,
-    resumed_from: str | None,
-    undecided_ok: bool = False,
-) -> DeletionPlan:
-    """What may go now. Pure. Raises ValueError for a negative keep_last."""
-    if keep_last < 0:
-        raise ValueError(f"checkpoints.keep_last is {keep_last}; 0 keeps all, otherwise it is 1 or more")
-    trash = tuple(entry for entry in entries if classify_entry(entry)[0] is EntryKind.TRASH)
-    if counting.undecided and not undecided_ok:
-        kept = tuple((checkpoint.name, "unknown which checkpoints count") for checkpoint in counting.counted)
-        return DeletionPlan(trash=trash, kept=kept)
-    delete: list[str] = []
-    kept_why: list[tuple[str, str]] = []
-    for index, checkpoint in enumerate(counting.counted):
-        why = _why_kept(index, checkpoint.name, keep_last, resumed_from)
-        if why is None:
-            delete.append(checkpoint.name)
-        else:
-            kept_why.append((checkpoint.name, why))
-    return DeletionPlan(delete=(*delete, *_stale_partials(counting, entries)), trash=trash, kept=tuple(kept_why))
+    plan: DeletionPlan
+    deleted: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
-def _why_kept(index: int, name: str, keep_last: int, resumed_from: str | None) -> str | None:
-    if keep_last == 0:
-        return "keep_last is 0: all are kept"
-    if index < _NEVER_BELOW:
-        return "one of the last two that count"
-    if index < keep_last:
-        return f"one of the last {keep_last}"
-    return "the running launch resumed from it" if name == resumed_from else None
-
-
-def _stale_partials(counting: Counting, entries: tuple[str, ...]) -> tuple[str, ...]:
-    """Unfinished folders of launches before the one that wrote the newest checkpoint that counts."""
-    if counting.newest is None:
-        return ()
-    partials = ((entry, *classify_entry(entry)) for entry in entries)
-    return tuple(
-        entry
-        for entry, kind, name in partials
-        if kind is EntryKind.PARTIAL and name is not None and name.epoch < counting.newest.epoch
-    )
+def read_kept(paths: RunPaths) -> dict[str, str] | None:
+    """Checkpoints that people keep by name, with their labels; None when the ledger cannot be read."""
+    view = ledger.read(paths.root)
+    return None if view.unread else kept_by_name(view.events)
 
 
 def collect(
-    paths: RunPaths, *, epoch: Epoch, keep_last: int, resumed_from: str | None, run: str | None
-) -> DeletionPlan:
-    """Delete what may go, on behalf of the launch `epoch`; returns what was done.
+    paths: RunPaths, *, epoch: Epoch, retention: Retention, resumed_from: str | None, run: str | None
+) -> Collected:
+    """Delete what may go, oldest first, on behalf of the launch `epoch`; returns what was done.
 
-    Refuses (PawlError) when a later launch exists: then this process is the past, and what counts is not its to say.
+    Raises PawlError when a later launch exists: then this process is the past, and what counts is not its to say.
+    Raises OSError when a folder cannot be renamed.
     """
-    _refuse_if_stale(paths, epoch)
+    refuse_if_stale(paths, epoch)
     counting, entries = count_checkpoints(paths, run=run), list_names(paths.checkpoints)
     if counting is None or entries is None:
-        return DeletionPlan(kept=(("checkpoints/", "cannot be listed"),))
-    plan = plan_deletion(counting, entries, keep_last=keep_last, resumed_from=resumed_from)
-    for entry in plan.delete:
-        _refuse_if_stale(paths, epoch)
-        os.rename(paths.checkpoints / entry, paths.trash(entry))
-    if plan.delete:
+        return Collected(plan=DeletionPlan(kept=(("checkpoints/", "cannot be listed"),)))
+    plan = plan_deletion(
+        counting, entries, retention=retention, resumed_from=resumed_from, kept=read_kept(paths)
+    )  # fmt: skip
+    moved = [entry for entry in reversed(plan.delete) if to_trash(paths, entry, epoch=epoch)]
+    left = empty_trash(paths, (*(paths.trash(entry).name for entry in moved), *plan.trash))
+    return Collected(plan=plan, deleted=tuple(moved), left=left)
+
+
+def to_trash(paths: RunPaths, entry: str, *, epoch: Epoch, look: Callable[[], None] | None = None) -> bool:
+    """Rename an entry of checkpoints/ to .trash-…, durably; False when it was kept by name at the last moment.
+
+    `look` is called after the rename: what it raises puts the entry back, as a later launch does.
+    Raises PawlError when a later launch exists, and OSError.
+    """
+    refuse_if_stale(paths, epoch)
+    source, trash = paths.checkpoints / entry, paths.trash(entry)
+    os.rename(source, trash)
+    try:
+        refuse_if_stale(paths, epoch)
+        if look is not None:
+            look()
+        kept = read_kept(paths)
+        if kept is None or entry in kept:
+            os.rename(trash, source)
+            return False
+    except PawlError:
+        os.rename(trash, source)
+        raise
+    finally:
         fsync_dir(paths.checkpoints)
-    for entry in (*(paths.trash(entry).name for entry in plan.delete), *plan.trash):
-        shutil.rmtree(paths.checkpoints / entry, ignore_errors=True)
-    return plan
+    return True
+
+
+def empty_trash(paths: RunPaths, entries: Iterable[str]) -> tuple[str, ...]:
+    """Remove these .trash-… entries; the names of those that could not be removed whole."""
+    return tuple(entry for entry in entries if not remove(paths.checkpoints / entry))
+
+
+def remove(path: Path) -> bool:
+    """Remove a file or folder and all below it; False when something of it is still there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)  # what stays is seen below
+    else:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            return False
+    return not os.path.lexists(path)
 
 
 def quarantine(paths: RunPaths, name: str, *, epoch: Epoch) -> str:
@@ -107,7 +107,7 @@ def quarantine(paths: RunPaths, name: str, *, epoch: Epoch) -> str:
     """
     if CheckpointName.parse(name) is None:
         raise PawlError(f"{name!r} is no checkpoint's name, so it is not set aside.")
-    _refuse_if_stale(paths, epoch)
+    refuse_if_stale(paths, epoch)
     target = paths.quarantined(name)
     if not target.exists():
         os.rename(paths.checkpoint(name), target)
@@ -115,7 +115,8 @@ def quarantine(paths: RunPaths, name: str, *, epoch: Epoch) -> str:
     return target.name
 
 
-def _refuse_if_stale(paths: RunPaths, epoch: Epoch) -> None:
+def refuse_if_stale(paths: RunPaths, epoch: Epoch) -> None:
+    """Raise PawlError when a launch later than `epoch` exists, or may exist."""
     fences = read_fences(paths)
     if fences is None:
         raise PawlError(f"{paths.attempts} cannot be listed, so nothing is deleted: a later launch might exist.")

@@ -16,9 +16,9 @@ from orchestrator.config.yaml_loader import Mapping, Scalar, load_file
 from orchestrator.errors import ConfigProblems, PawlError
 from orchestrator.state.fsio import list_names, read_text
 from orchestrator.state.records import LaunchFacts, Unreadable, parse_launch_facts
+from orchestrator.state.retention import Retention
 from orchestrator.state.rundir import RunPaths
 
-_DEFAULT_KEEP_LAST = 2
 _REVISION = re.compile(r"(?P<number>\d{4,})\.yaml", re.ASCII)
 
 
@@ -56,7 +56,7 @@ class Frozen:
     spec: RunSpec
     facts: LaunchFacts
     config: str
-    keep_last: int
+    retention: Retention
 
 
 def read_frozen(paths: RunPaths) -> Frozen:
@@ -72,11 +72,12 @@ def read_frozen(paths: RunPaths) -> Frozen:
     problems = [*document.problems, *sections.reading.problems, *shape_problems]
     if spec is None or has_errors(problems):
         raise ConfigProblems("the run's frozen config cannot be used:\n" + "\n".join(map(format_problem, problems)))
-    return Frozen(spec=spec, facts=facts, config=paths.relative(config), keep_last=keep_last_of(document.root))
+    return Frozen(spec=spec, facts=facts, config=paths.relative(config), retention=retention_of(document.root))
 
 
-def keep_last_of(root: Mapping) -> int:
-    """checkpoints.keep_last, two where it is not given (the trainer's default)."""
+def retention_of(root: Mapping) -> Retention:
+    """checkpoints.keep_last and keep_every; where one is not given, the trainer's default."""
     section = root.entries.get("checkpoints")
-    node = child_of(section, "keep_last") if section is not None else None
-    return int(node.text) if isinstance(node, Scalar) and node.text.isdecimal() else _DEFAULT_KEEP_LAST
+    nodes = {name: child_of(section, name) for name in ("keep_last", "keep_every") if section is not None}
+    given = {name: node.text for name, node in nodes.items() if isinstance(node, Scalar)}
+    return Retention(**{name: int(text) for name, text in given.items() if text.isdecimal()})

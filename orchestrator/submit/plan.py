@@ -13,7 +13,7 @@ variables of the caller are scrubbed at submission, so the name shown is the one
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from orchestrator.config.spec import PhaseLimitSpec, RecoverySpec, RunSpec, Slur
 from orchestrator.decide.policy import DEFAULT_LIMITS, PhaseLimit
 from orchestrator.errors import UsageError
 from orchestrator.state.records import LaunchFacts
+from orchestrator.state.retention import Retention
 from orchestrator.submit.quoting import check_text, check_variable
 from orchestrator.words import plural
 
@@ -95,7 +96,7 @@ class LaunchPlan:
     plain_torchrun: tuple[str, ...]
     recovery: dict[str, Any]
     monitoring: dict[str, Any]
-    keep_last: int
+    retention: Retention
 
     def to_json(self) -> dict[str, Any]:
         """The content of plan.json: what the supervisor and the local launcher need besides run.yaml."""
@@ -119,7 +120,7 @@ class LaunchPlan:
             "torchrun": list(self.torchrun),
             "recovery": self.recovery,
             "monitoring": self.monitoring,
-            "checkpoints": {"keep_last": self.keep_last},
+            "checkpoints": asdict(self.retention),
         }
 
 
@@ -137,7 +138,7 @@ def plan_launch(
     lead_s: int | None = None,
     plain: bool = False,
     config: str = "run.yaml",
-    keep_last: int = 2,
+    retention: Retention | None = None,
 ) -> LaunchPlan:
     """The plan of attempt `attempt`; absolute `run_dir` and `python`. `lead_s`: a learned warning time.
 
@@ -178,7 +179,7 @@ def plan_launch(
         plain_torchrun=_plain_torchrun(spec, run_dir=run_dir, python=python, config=config),
         recovery=_recovery(spec.recovery),
         monitoring=spec.monitoring.model_dump(mode="json"),
-        keep_last=keep_last,
+        retention=retention or Retention(),
     )  # fmt: skip
 
 

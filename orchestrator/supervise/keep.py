@@ -38,10 +38,12 @@ class Keeper:
         for result in self._worker.results():
             if result.error is not None:
                 print(f"supervisor: old checkpoints were not deleted: {result.error}", flush=True)
+            elif result.value.left:
+                print(f"supervisor: deleted, but not whole: {', '.join(result.value.left)}", flush=True)
         if self._worker.pending:
             return
-        keep_last, run = self._plan.policy.keep_last, self._plan.run
+        retention, run = self._plan.retention, self._plan.run
         self._worker.submit(
             "gc",
-            lambda: gc.collect(self._paths, epoch=epoch, keep_last=keep_last, resumed_from=resumed_from, run=run),
+            lambda: gc.collect(self._paths, epoch=epoch, retention=retention, resumed_from=resumed_from, run=run),
         )

@@ -13,8 +13,9 @@ from orchestrator.errors import PawlError
 from orchestrator.state.codec import dumps
 from orchestrator.state.counting import Counting
 from orchestrator.state.epochs import Epoch
-from orchestrator.state.gc import collect, plan_deletion, quarantine
+from orchestrator.state.gc import collect, quarantine
 from orchestrator.state.records import Cycle, CycleNode, Manifest, ManifestFile, ManifestState
+from orchestrator.state.retention import Retention, plan_deletion
 from orchestrator.state.rundir import RunPaths, make_attempt, make_cycle, make_layout
 
 E1, E2 = Epoch(1, 1, 1), Epoch(1, 1, 2)
@@ -73,7 +74,7 @@ def names(paths: RunPaths) -> set[str]:
 def test_r20_the_newest_stay_and_older_ones_go(paths: RunPaths) -> None:
     for step in (1, 2, 3, 4, 5):
         save(paths, step)
-    collect(paths, epoch=E1, keep_last=3, resumed_from=None, run="x")
+    collect(paths, epoch=E1, retention=Retention(keep_last=3), resumed_from=None, run="x")
     assert names(paths) == {w.name(step) for step in (3, 4, 5)}
 
 
@@ -85,7 +86,7 @@ def test_r20_nothing_goes_while_the_new_one_is_not_complete(paths: RunPaths) -> 
     cut = save(paths, 4)
     (cut / "rank-00000.safetensors").write_bytes(b"12")
     before = names(paths)
-    collect(paths, epoch=E1, keep_last=1, resumed_from=None, run="x")
+    collect(paths, epoch=E1, retention=Retention(keep_last=1), resumed_from=None, run="x")
     assert names(paths) == before
 
 
@@ -94,16 +95,16 @@ def test_r20_a_higher_step_of_an_old_run_takes_no_slot_and_is_not_deleted(paths:
     save(paths, 5000, Epoch(8, 1, 1), run="old")
     for step in (1, 2, 3):
         save(paths, step)
-    collect(paths, epoch=E1, keep_last=2, resumed_from=None, run="x")
+    collect(paths, epoch=E1, retention=Retention(keep_last=2), resumed_from=None, run="x")
     assert names(paths) == {w.name(2), w.name(3), w.name(5000, Epoch(8, 1, 1))}
 
 
 def test_r20_zero_keeps_all_and_a_negative_number_is_refused(paths: RunPaths) -> None:
     for step in (1, 2, 3):
         save(paths, step)
-    assert not collect(paths, epoch=E1, keep_last=0, resumed_from=None, run="x").delete
+    assert not collect(paths, epoch=E1, retention=Retention(keep_last=0), resumed_from=None, run="x").deleted
     with pytest.raises(ValueError, match="keep_last"):
-        plan_deletion(Counting(), (), keep_last=-1, resumed_from=None)
+        Retention(keep_last=-1)
 
 
 def test_r20_what_the_running_launch_resumed_from_stays(paths: RunPaths) -> None:
@@ -112,7 +113,7 @@ def test_r20_what_the_running_launch_resumed_from_stays(paths: RunPaths) -> None
     start(paths, E2, w.name(4))
     for step in (5, 6):
         save(paths, step, E2)
-    collect(paths, epoch=E2, keep_last=1, resumed_from=w.name(1), run="x")
+    collect(paths, epoch=E2, retention=Retention(keep_last=1), resumed_from=w.name(1), run="x")
     assert names(paths) == {w.name(1), w.name(5, E2), w.name(6, E2)}
 
 
@@ -121,7 +122,7 @@ def test_a_process_of_the_past_deletes_nothing(paths: RunPaths) -> None:
         save(paths, step)
     start(paths, E2, w.name(3))
     with pytest.raises(PawlError, match="later than this one"):
-        collect(paths, epoch=E1, keep_last=2, resumed_from=None, run="x")
+        collect(paths, epoch=E1, retention=Retention(keep_last=2), resumed_from=None, run="x")
     with pytest.raises(PawlError, match="later than this one"):
         quarantine(paths, w.name(3), epoch=E1)
     assert len(names(paths)) == 3
@@ -130,11 +131,11 @@ def test_a_process_of_the_past_deletes_nothing(paths: RunPaths) -> None:
 def test_leftovers_go_partials_only_once_a_newer_launch_has_committed(paths: RunPaths) -> None:
     paths.trash(w.name(1)).mkdir()
     paths.partial(w.name(5)).mkdir()
-    collect(paths, epoch=E1, keep_last=2, resumed_from=None, run="x")
+    collect(paths, epoch=E1, retention=Retention(keep_last=2), resumed_from=None, run="x")
     assert names(paths) == {f".{w.name(5)}.partial"}
     start(paths, E2, None)
     save(paths, 1, E2)
-    collect(paths, epoch=E2, keep_last=2, resumed_from=None, run="x")
+    collect(paths, epoch=E2, retention=Retention(keep_last=2), resumed_from=None, run="x")
     assert names(paths) == {w.name(1, E2)}
 
 
@@ -182,14 +183,19 @@ def test_a_checkpoint_that_is_not_whole_says_what_is_wrong(paths: RunPaths, dama
 def test_the_last_two_that_count_never_go(steps: set[int], keep: int, resumed: int | None) -> None:
     counting = w.counting(*steps)
     from_name = None if resumed is None else w.name(resumed)
-    plan = plan_deletion(counting, (), keep_last=keep, resumed_from=from_name)
+    plan = plan_deletion(counting, (), retention=Retention(keep_last=keep), resumed_from=from_name)
     safe = [checkpoint.name for checkpoint in counting.counted[: max(2, keep)]]
     assert not set(plan.delete) & {*safe, from_name}
     assert {*plan.delete, *(name for name, _ in plan.kept)} == {checkpoint.name for checkpoint in counting.counted}
     left = [checkpoint for checkpoint in counting.counted if checkpoint.name not in plan.delete]
-    assert plan_deletion(Counting(counted=tuple(left)), (), keep_last=keep, resumed_from=from_name).delete == ()
+    assert (
+        plan_deletion(
+            Counting(counted=tuple(left)), (), retention=Retention(keep_last=keep), resumed_from=from_name
+        ).delete
+        == ()
+    )
 
 
 def test_an_undecided_count_deletes_nothing() -> None:
     counting = Counting(counted=w.counting(1, 2, 3).counted, undecided=(E2,))
-    assert plan_deletion(counting, (), keep_last=1, resumed_from=None).delete == ()
+    assert plan_deletion(counting, (), retention=Retention(keep_last=1), resumed_from=None).delete == ()

@@ -152,11 +152,10 @@ def test_a_policy_takes_what_the_config_gives_and_keeps_the_rest() -> None:
             "silence_intervals": None,
             "phase_limits": {"step": {"floor_s": 2.0, "factor": None}, "nonsense": {"floor_s": 1.0}},
         },
-        keep_last=4,
     )
     assert policy.beat_interval_s == 1.0 and policy.silence_limit_s == 3.0 and policy.backoff_s == (0.0, 1.0)
     assert policy.budget(FailureClass.RANK_CRASH) == 7 and policy.budget(FailureClass.DATA_ERROR) == 1
     assert policy.phase_limits["step"] == PhaseLimit(floor_s=2.0, factor=3.0, ceiling_s=600.0)
-    assert policy.keep_last == 4 and "nonsense" not in policy.phase_limits
+    assert "nonsense" not in policy.phase_limits
     with pytest.raises(ValueError, match="no_such_class"):
         policy_from_config({"budgets": {"no_such_class": 1}})

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def handling_of(paths: RunPaths) -> Handling:
     """Launcher and thresholds of a run, from its frozen config. Raises PawlError."""
     frozen = read_frozen(paths)
-    policy = policy_from_config(frozen.spec.recovery.model_dump(mode="json"), keep_last=frozen.keep_last)
+    policy = policy_from_config(frozen.spec.recovery.model_dump(mode="json"))
     return Handling(launcher=make_launcher(frozen.spec.launcher.kind), policy=policy)
 
 
