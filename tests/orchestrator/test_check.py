@@ -342,7 +342,7 @@ def test_every_rule_of_both_packages_quotes_the_text_it_found() -> None:
     bad = {
         "slurm.time": "12h", "slurm.mem": "lots", "slurm.gpu_request": "all", "slurm.extra": "[mem]",
         "monitoring.mode": "gateway", "launcher.kind": "k8s", "general.run": "a/b", "general.project": '"a\\u0007"',
-        "model.dtype": "float3", "model.model_config.hidden_act": "gelu", "parallelism.pp_engine": "xyz",
+        "model.dtype": "float3", "model.model_config.hidden_act": "relu", "parallelism.pp_engine": "xyz",
         "checkpoints.checkpoints_path": "/ckpt",
         "tokenizer.tokenizer_name_or_path": "/no/such", "data.validation.dataset_folder": "[/no/held]",
         "recovery.spares": "one", "optimizer.zero_stage": "two",

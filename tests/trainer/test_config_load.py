@@ -61,7 +61,7 @@ def test_five_mistakes_give_five_messages(tmp_path: Path) -> None:
         ("train_steps: 20", "train_steps: many"),
         ("zero_stage: 1", "zero_stage: 3"),
         ("  tp: 1", "  tp: 3"),
-        ("hidden_size: 64", "hidden_size: 64\n    hidden_act: gelu"),
+        ("hidden_size: 64", "hidden_size: 64\n    hidden_act: relu"),
     ):
         assert right in text
         text = text.replace(right, wrong, 1)

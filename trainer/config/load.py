@@ -20,6 +20,7 @@ from .nanotron import translate
 from .problems import Problem, Severity, did_you_mean, format_problem, has_errors
 from .rules import RULES, judge
 from .rules_data import DATA_RULES
+from .rules_model import MODEL_RULES
 from .rules_optimizer import OPTIMIZER_RULES
 from .rules_pipeline import PIPELINE_RULES
 from .tree import to_json
@@ -104,7 +105,7 @@ def own_sections(merged: Mapping) -> tuple[Config | Partial | None, list[Problem
     tree = replace(tree, entries={key: node for key, node in tree.entries.items() if key not in unknown})
     config = read_model(tree, Config, "", reading)
     problems += reading.problems
-    problems += judge(config, tree, (*RULES, *DATA_RULES, *OPTIMIZER_RULES, *PIPELINE_RULES))
+    problems += judge(config, tree, (*RULES, *MODEL_RULES, *DATA_RULES, *OPTIMIZER_RULES, *PIPELINE_RULES))
     return config, problems
 
 

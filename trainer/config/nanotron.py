@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .problems import Problem, Severity
+from .rope import one_rope
 from .typed import child_of, kind_of
 from .yaml_loader import Mapping, Node, Scalar, Sequence
 
@@ -65,7 +66,7 @@ OLD_KEYS = (
     _dropped("model.ddp_bucket_cap_mb", "bucket sizes follow from the layout; ignored", "25"),
     _refused("model.init_method.scaling_method", "only NUM_LAYERS is known", "NUM_LAYERS"),
     _dropped(_M + "is_llama_config", "the architecture is model_type", "true"),
-    _refused(_M + "is_starcoder2_config", "Starcoder2 is not offered", "false"),
+    _refused(_M + "is_starcoder2_config", "nanotron's Starcoder2 is not read; write model_type: starcoder2", "false"),
     _dropped(_M + "is_qwen2_config", "nanotron's Qwen2 without biases is Llama; trained as such", "false"),
     _dropped(_M + "use_cache", "only generation has a cache", *_BOTH),
     _dropped(_M + "pretraining_tp", "it has no effect, here or there", *map(str, range(1, 65))),
@@ -79,11 +80,10 @@ OLD_KEYS = (
     _refused(_M + "z_loss_enabled", "true or false switches z-loss on or off", "false"),
     _refused(_M + "flex_attention_mask", "attention masks other than causal are not offered"),
     _refused(_M + "sliding_window_size", "sliding-window attention is not offered"),
-    _refused(_M + "no_rope_layer", "every layer has rotary positions here"),
+    _refused(_M + "no_rope_layer", "only smollm3 has layers without rotary positions: write no_rope_layer_interval"),
     _refused(_M + "hidden_dropout", "pretraining here uses no dropout", "0", "0.0"),
     _refused(_M + "dropout", "pretraining here uses no dropout", "0", "0.0"),
     _refused(_M + "moe_config", "mixtures of experts are not offered"),
-    _refused(_M + "rope_scaling", "scaled rotary positions are not offered; they are never ignored"),
     _refused(_M + "rope_interleaved", "interleaved rotary pairs are not offered", "false"),
     _refused(_M + "interleaved_rotary", "interleaved rotary pairs are not offered", "false"),
     _refused(_M + "rope_seq_len_interpolation_factor", "rotary interpolation is not offered"),
@@ -153,7 +153,7 @@ def translate(root: Mapping) -> tuple[Mapping, list[Problem]]:
     tree: Node = root
     tree = edit(tree, "parallelism", lambda node, path: _rename_cp(node, problems))
     tree = _recompute(tree)
-    tree = edit(tree, "model.model_config", lambda node, path: _qwen2(node))
+    tree = edit(tree, "model.model_config", lambda node, path: one_rope(_smollm3(_qwen2(node)), path, problems))
     tree = _z_loss(tree)
     tree = _document_masks(tree)
     tree = edit(tree, "optimizer", lambda node, path: _gather_adam(node, problems))
@@ -259,6 +259,16 @@ def _qwen2(node: Node) -> Node:
     flag = node.entries["is_qwen2_config"]
     name = Scalar(text="qwen2", quoted=True, file=flag.file, line=flag.line)
     return replace(node, entries={**kept, "model_type": name})
+
+
+def _smollm3(node: Node) -> Node:
+    """no_rope_layer: n, without rotary positions in every n-th layer, is Hugging Face's smollm3."""
+    every = child_of(node, "no_rope_layer")
+    if not isinstance(node, Mapping) or not isinstance(every, Scalar) or every.is_null or "model_type" in node.entries:
+        return node
+    kept = {key: child for key, child in node.entries.items() if key not in ("no_rope_layer", "is_qwen2_config")}
+    name = replace(every, text="smollm3", quoted=True)
+    return replace(node, entries={**kept, "model_type": name, "no_rope_layer_interval": every})
 
 
 def _document_masks(root: Node) -> Node:
