@@ -5,18 +5,17 @@ from pathlib import Path
 
 import orch_worlds as w
 import pytest
+from checkpoint_folders import names, save, start
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.control.observe import count_checkpoints, scan_checkpoints
 from orchestrator.errors import PawlError
-from orchestrator.state.codec import dumps
 from orchestrator.state.counting import Counting
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.gc import collect, quarantine
-from orchestrator.state.records import Cycle, CycleNode, Manifest, ManifestFile, ManifestState
 from orchestrator.state.retention import Retention, plan_deletion
-from orchestrator.state.rundir import RunPaths, make_attempt, make_cycle, make_layout
+from orchestrator.state.rundir import RunPaths, make_attempt, make_layout
 
 E1, E2 = Epoch(1, 1, 1), Epoch(1, 1, 2)
 
@@ -28,47 +27,6 @@ def paths(tmp_path: Path) -> RunPaths:
     make_attempt(found, 1)
     start(found, E1, None)
     return found
-
-
-def start(paths: RunPaths, epoch: Epoch, resume_from: str | None) -> None:
-    make_cycle(paths, epoch)
-    cycle = Cycle(
-        run="x",
-        epoch=epoch,
-        nonce="n",
-        resume_from=resume_from,
-        nodes=(CycleNode(node_rank=0, name="node0", address="127.0.0.1"),),
-        ranks_per_node=1,
-        world_size=1,
-        master_addr="127.0.0.1",
-        master_port=1,
-        beat_interval_s=1.0,
-        created_unix=1.0,
-    )
-    paths.cycle_file(epoch.attempt, epoch.cycle).write_text(dumps(cycle))
-
-
-def save(paths: RunPaths, step: int, epoch: Epoch = E1, *, run: str = "x") -> Path:
-    folder = paths.checkpoint(w.name(step, epoch))
-    folder.mkdir()
-    (folder / "rank-00000.safetensors").write_bytes(b"1234")
-    manifest = Manifest(
-        run=run,
-        step=step,
-        epoch=epoch.text,
-        files=(ManifestFile(name="rank-00000.safetensors", bytes=4, xxh3="0"),),
-        state=ManifestState(step=step, consumed_samples=step, consumed_tokens=step, adam_t=step),
-        total_bytes=4,
-        pawl_version="0",
-        torch_version="2",
-        created_unix=1.0,
-    )
-    (folder / "manifest.json").write_text(dumps(manifest))
-    return folder
-
-
-def names(paths: RunPaths) -> set[str]:
-    return {entry.name for entry in paths.checkpoints.iterdir()}
 
 
 def test_r20_the_newest_stay_and_older_ones_go(paths: RunPaths) -> None:
