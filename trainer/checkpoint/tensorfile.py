@@ -10,8 +10,8 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -103,9 +103,7 @@ class TensorFile:
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
             if not 0 <= length <= min(MAX_HEADER_BYTES, size - 8):
                 raise ValueError(f"not a safetensors file: {size:,} bytes with a header length of {length:,}")
-            header = json.loads(file.read(length))
-        if not isinstance(header, dict):
-            raise ValueError("its header is not a JSON object")
+            header = _parse(file.read(length))
         self.entries = {entry.key: entry for entry in _entries(header, base=8 + length, size=size)}
 
     def array(self, key: str) -> NDArray[Any]:
@@ -118,16 +116,61 @@ class TensorFile:
         return np.memmap(self.path, dtype=_NUMPY[entry.dtype], mode="r", offset=entry.start, shape=entry.shape)
 
 
-def _entries(header: Mapping[str, Any], *, base: int, size: int) -> Iterator[TensorEntry]:
-    for key, value in header.items():
-        if key == "__metadata__":
-            continue
-        try:
-            start, end = value["data_offsets"]
-            entry = TensorEntry(key=key, dtype=value["dtype"], shape=tuple(value["shape"]), start=base + start)
-            good = start >= 0 and end - start == entry.num_bytes and base + end <= size
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"its header does not describe tensor {key} ({error!r})") from error
-        if not good:
-            raise ValueError(f"tensor {key} lies outside the file's {size:,} bytes: the file is cut or damaged")
-        yield entry
+def _parse(text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=_without_repeats)
+    except RecursionError as error:
+        raise ValueError("its header is nested too deeply") from error
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a JSON object")
+    return header
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """json keeps the last of two equal keys; which tensor is meant then is anybody's guess."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"its header has {key} twice")
+        found[key] = value
+    return found
+
+
+def _entries(header: Mapping[str, Any], *, base: int, size: int) -> tuple[TensorEntry, ...]:
+    """The tensors in the order of their data, which they cover exactly once. Raises ValueError naming the tensor."""
+    spans = sorted((_span(key, value) for key, value in header.items() if key != "__metadata__"), key=lambda s: s[:2])
+    at, before = 0, "the header"
+    for start, end, entry in spans:
+        if base + end > size:
+            raise ValueError(f"tensor {entry.key} lies outside the file's {size:,} bytes: the file is cut or damaged")
+        if start != at:
+            what = "overlaps" if start < at else "leaves a gap after"
+            raise ValueError(f"tensor {entry.key} {what} {before}: the file is damaged")
+        at, before = end, entry.key
+    if base + at != size:
+        raise ValueError(f"{size - base - at:,} bytes at its end belong to no tensor: the file is damaged")
+    return tuple(replace(entry, start=base + start) for start, _, entry in spans)
+
+
+def _span(key: str, value: Any) -> tuple[int, int, TensorEntry]:
+    """(first byte, end, entry) of one tensor, counted from the end of the header."""
+    wrong = f"its header does not describe tensor {key}"
+    if not isinstance(value, dict):
+        raise ValueError(f"{wrong} (it is no object)")
+    dtype: Any
+    shape: Any
+    offsets: Any
+    dtype, shape, offsets = (value.get(name) for name in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise ValueError(f"{wrong} (dtype {dtype!r} is none of {', '.join(ITEM_BYTES)})")
+    if not (_are_whole_numbers(shape) and _are_whole_numbers(offsets) and len(offsets) == 2):
+        raise ValueError(f"{wrong} (shape {shape!r} or data_offsets {offsets!r} is no list of whole numbers)")
+    start, end = offsets
+    entry = TensorEntry(key=key, dtype=dtype, shape=tuple(shape), start=start)
+    if end - start != entry.num_bytes:
+        raise ValueError(f"{wrong} ({end - start:,} bytes for {dtype} of shape {entry.shape})")
+    return start, end, entry
+
+
+def _are_whole_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
