@@ -111,6 +111,7 @@ def read_model(node: Node, model: Any, path: str, into: Reading) -> Any:
     fields = fields_of(model)
     values: dict[str, Any] = {}
     misspelt: set[str] = set()
+    noted = len(into.problems)
     for key, child in node.entries.items():
         where = f"{path}.{key}" if path else key
         if key in fields:
@@ -122,10 +123,19 @@ def read_model(node: Node, model: Any, path: str, into: Reading) -> Any:
         return model(**values)
     except ValidationError as error:
         bad = _note_invalid(error, node, values, path, misspelt, into)
+        into.problems[noted:] = [_or_null(problem, fields, path) for problem in into.problems[noted:]]
     defaults = {name: info.get_default() for name, info in fields.items() if _has_plain_default(info)}
     good = {key: value for key, value in values.items() if key not in bad or _is_readable_part(value)}
     rest = {key: value for key, value in defaults.items() if key not in values}
     return Partial(rest | good)
+
+
+def _or_null(problem: Problem, fields: dict[str, FieldInfo], path: str) -> Problem:
+    """A wrong value of a field that may be null: people write 0 or off to say that they want none of it."""
+    info = fields.get(problem.key.removeprefix(f"{path}.") if path else problem.key)
+    if info is None or problem.expected is None or type(None) not in get_args(info.annotation):
+        return problem
+    return replace(problem, expected=f"{problem.expected}, or null")
 
 
 def _is_readable_part(value: Any) -> bool:
