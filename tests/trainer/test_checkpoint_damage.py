@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import signal
 from dataclasses import asdict
 from pathlib import Path
 
@@ -193,48 +192,3 @@ def test_everything_is_durable_before_the_name_that_counts(tmp_path, monkeypatch
     manifest = done.index(("sync", "manifest.json"))
     assert done[manifest - 1] == ("sync", partial) == done[manifest + 1]
     assert {name for _, name in done[: manifest - 1]} == {*FILES, partial} - {"manifest.json"}
-
-
-def test_kill_minus_9_at_any_point_of_a_save_leaves_the_previous_checkpoint(tmp_path):
-    """R1 (torchtitan#315, #4191)."""
-    older = save_world(tmp_path, SPECS, MESH, step=40)
-    name = CheckpointName(50, (1, 1, 2))
-    final, partial = tmp_path / str(name), tmp_path / partial_name(name)
-    ranks = [filled_rank(SPECS, MESH, rank, zero_stage=1) for rank in range(2)]
-    outcomes = []
-    for kill_at in range(1, 100):
-        child = os.fork()
-        if child == 0:
-            die_at(kill_at)
-            begin(final, partial)
-            commit(partial, final, ranks[0], facts(name), [asdict(write_rank(partial, shards)) for shards in ranks])
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        outcomes.append(newest_valid(tmp_path))
-        assert outcomes[-1] in (older.name, final.name) and problems(older) == ()
-        assert not final.exists() or problems(final) == (), "the name that counts was there before the whole"
-        if not os.WIFSIGNALED(status):
-            break
-        for leftover in (partial, final):
-            if leftover.exists():
-                leftover.rename(tmp_path / f".trash-{kill_at}-{leftover.name}")
-    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
-    assert outcomes[-1] == final.name and len(outcomes) > 15 and outcomes.count(older.name) > 12
-
-
-def die_at(call: int) -> None:
-    """Make the `call`-th system call that changes a directory or syncs a file the last thing this process does."""
-    left = call
-
-    def counted(function):
-        def wrapped(*args, **kwargs):
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-
-        return wrapped
-
-    for verb in ("mkdir", "rename", "replace", "fsync", "open"):
-        setattr(os, verb, counted(getattr(os, verb)))
