@@ -161,6 +161,13 @@ def site(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("text", ["0", "off", "false", "[]"])
+@pytest.mark.parametrize("key", ["parallelism.replica_check_interval", "logging.grad_norms_interval"])
+def test_a_key_that_null_turns_off_says_so(key: str, text: str) -> None:
+    (problem,) = [p for p in load(TINY, overrides=[f"{key}={text}"]).problems if p.key == key]
+    assert problem.expected is not None and problem.expected.endswith("or null")
+
+
 def test_site_lies_under_the_config_and_set_over_it(tmp_path: Path, site: Path) -> None:
     path = tmp_path / "run.yaml"
     text = TINY.read_text().replace("- data/tiny", "- ${paths.data}/tiny")
