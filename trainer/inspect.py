@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verify", action="store_true", help="read every file and compare sizes and digests")
     parser.add_argument("--diff", type=Path, metavar="OTHER", help="in what it differs from another checkpoint")
     parser.add_argument("--config", action="store_true", help="print the config it was written with")
+    parser.add_argument("--short", action="store_true", help="without the table of tensors")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -51,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
         told = None if bad is None else [{"file": str(error.bad_file), "message": str(error)} for error in bad]
         print(json.dumps({**facts, "problems": told}, indent=2))
     else:
-        print(table(facts))
+        print(table(facts, with_tensors=not args.short))
         print("not verified (--verify reads everything)" if bad is None else "damaged" if bad else "verified")
     for error in bad or ():
         print(f"error: {error}", file=sys.stderr)
@@ -106,7 +107,7 @@ def describe_tensor(tensor: SavedTensor) -> dict[str, Any]:
     }
 
 
-def table(facts: dict[str, Any]) -> str:
+def table(facts: dict[str, Any], *, with_tensors: bool) -> str:
     """The facts as lines for a person."""
     mesh = " ".join(f"{axis}={size}" for axis, size in facts["mesh"].items())
     state, config = facts["state"], facts["config"]
@@ -118,7 +119,7 @@ def table(facts: dict[str, Any]) -> str:
         f"  {facts['total_bytes']:,} bytes in {len(facts['files'])} files",
         f"  consumed: {state['consumed_samples']:,} samples, {state['consumed_tokens']:,} tokens",
         f"  {carried}; pawl {facts['pawl_version']}, torch {facts['torch_version']}",
-        *(f"  {line}" for line in tensor_lines(facts["tensors"])),
+        *(f"  {line}" for line in (tensor_lines(facts["tensors"]) if with_tensors else ())),
     ]
     return "\n".join(lines)
 

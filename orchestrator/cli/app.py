@@ -103,9 +103,9 @@ def exit_code_of_trainer(code: int, *, interrupted: bool = False) -> int:
 @cache
 def _command() -> Callable[..., object]:
     """The assembled command tree; once, because registering again would add every command again."""
-    from orchestrator.cli.commands import control, launch, look
+    from orchestrator.cli.commands import ckpt, control, launch, look
 
-    for module in (launch, look, control):
+    for module in (launch, look, control, ckpt):
         module.register(app)
     return typer.main.get_command(app)
 
