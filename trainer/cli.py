@@ -56,6 +56,12 @@ COMMANDS = (
         example="python -m trainer inspect runs/demo/checkpoints/step-000000100.a0001g01c0001",
     ),
     Command(
+        name="duplicate",
+        module="trainer.duplicate",
+        help="a checkpoint once more, as the start of another run",
+        example="python -m trainer duplicate runs/demo/checkpoints/step-… --to runs/other/checkpoints --run other",
+    ),
+    Command(
         name="schedule",
         module="trainer.pipeline.cli",
         help="print or draw a pipeline schedule and its bubble",
