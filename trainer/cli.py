@@ -39,7 +39,7 @@ COMMANDS = (
     Command(
         name="convert",
         module="trainer.convert.cli",
-        help="checkpoint to a Hugging Face folder",
+        help="checkpoint to a Hugging Face folder, and back",
         example="python -m trainer convert --checkpoint-path runs/demo/checkpoints/step-… --save-path out "
         "--target-format hf",
     ),
@@ -54,6 +54,12 @@ COMMANDS = (
         module="trainer.inspect",
         help="what a checkpoint holds",
         example="python -m trainer inspect runs/demo/checkpoints/step-000000100.a0001g01c0001",
+    ),
+    Command(
+        name="transfer",
+        module="trainer.transfer",
+        help="copy checkpoints to s3, gs, another folder, and back",
+        example="python -m trainer transfer push runs/demo/checkpoints/step-000000100.a0001g01c0001 s3://bucket/demo",
     ),
     Command(
         name="duplicate",
