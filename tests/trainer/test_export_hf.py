@@ -19,7 +19,8 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from trainer.checkpoint.naming import CheckpointName, partial_name
-from trainer.checkpoint.save import begin, commit, model_record, save_checkpoint, tokenizer_record, write_rank
+from trainer.checkpoint.save import begin, commit, model_record, tokenizer_record, write_rank
+from trainer.checkpoint.saver import save_checkpoint
 from trainer.checkpoint.state import RunState
 from trainer.cli import main
 from trainer.config.architecture import ModelConfig
@@ -35,9 +36,12 @@ from trainer.config.model import (
     Parallelism,
     Tokens,
 )
-from trainer.convert.export_hf import ConvertError, cast, export_hf, plan_shards
+from trainer.convert.cast import cast
+from trainer.convert.export_hf import export_hf
 from trainer.convert.fold import folded_factor, folding_note
+from trainer.convert.hf_model import ConvertError
 from trainer.convert.names import TABLES, from_hf, to_hf
+from trainer.convert.shards import plan_shards
 from trainer.data.batch import StepBatch
 from trainer.data.tokenizer import save_tokenizer, train_bpe
 from trainer.engine import Engine

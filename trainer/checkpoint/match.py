@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint.naming import MANIFEST
 from trainer.checkpoint.reader import Checkpoint, open_checkpoint
+from trainer.config.architecture import ModelConfig
 from trainer.errors import CheckpointInvalid, ConfigError
 from trainer.mup import attention_scale, output_multiplier, standard_attention_scale
 from trainer.spec import HEAD, ParamSpec
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 KEY = "model.init_method.path"
 
-# What neither the numbers nor the shapes of a model come from.
-_WITHOUT_EFFECT = frozenset({"dtype", "initializer_range", "max_position_embeddings", "model_type", "vocab_size"})
+# Facts of the architecture that change what weights of the same shapes compute.
+_FACTS = ("rope", "rope_layers", "norm_eps", "activation")
 
 
 def open_start(path: "Path") -> Checkpoint:
@@ -51,19 +52,32 @@ def misfit(checkpoint: Checkpoint, specs: Sequence[ParamSpec]) -> str | None:
     )
 
 
+def model_of(record: Mapping[str, Any]) -> ModelConfig:
+    """The architecture in a manifest's model_config, which holds other facts too and, if old, fewer keys.
+
+    Raises pydantic's ValidationError (a ValueError) where it is none.
+    """
+    return ModelConfig(**{key: value for key, value in record.items() if key in ModelConfig.model_fields})
+
+
 def other_numbers(checkpoint: Checkpoint, config: "Config") -> Iterator[str]:
     """A sentence for each fact of the architecture that changes what the weights compute."""
     saved, model = checkpoint.manifest.model_config, config.model.model_config_
-    for key, value in model.model_dump().items():
-        if key in saved and key not in _WITHOUT_EFFECT and not key.endswith("_token_id") and saved[key] != value:
-            yield f"model.model_config.{key} is {value}, the checkpoint was made with {saved[key]}"
-    head_dim = int(saved.get("head_dim", model.head_size))
-    was = _factors(saved, head_dim)
+    try:
+        before = model_of(saved)
+    except ValueError:
+        yield f"the manifest of {checkpoint.path} does not describe its model; nothing but names and shapes is compared"
+        return
+    for fact in _FACTS:
+        was, is_now = getattr(before, fact), getattr(model, fact)
+        if was != is_now:
+            yield f"{fact} is {is_now}, the checkpoint was made with {was} (model.model_config)"
+    factors = _factors(saved, before.head_size)
     now = {"attention_scale": attention_scale(config), "output_multiplier": output_multiplier(config)}
     for name, value in now.items():
-        if value != was[name]:
+        if value != factors[name]:
             yield (
-                f"{name} is {value:g}, the checkpoint was made with {was[name]:g} (model.init_method.use_mup): the "
+                f"{name} is {value:g}, the checkpoint was made with {factors[name]:g} (model.init_method.use_mup): the "
                 "weights compute other numbers"
             )
 

@@ -37,7 +37,7 @@ class ModelConfig(Section):
     `hidden_act`: silu, gelu, gelu_tanh (also gelu_pytorch_tanh), relu2. `rope_parameters` (or rope_scaling, its older
     form): scaled rotary positions. `no_rope_layers`: a number a layer, 0 for one without rotary positions; missing:
     every `no_rope_layer_interval`-th is. Sliding windows and dropout are known by name and refused where switched on.
-    `carried`: a JSON object with the keys of an imported config.json that mean nothing here; an export writes them back.
+    `carried`: a JSON object, the keys of an imported config.json that mean nothing here; an export writes them back.
     """
 
     model_type: Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "starcoder2"] = "llama"

@@ -1,17 +1,29 @@
-"""`python -m trainer convert --checkpoint-path C --save-path OUT --target-format hf`."""
+"""`python -m trainer convert --checkpoint-path C --save-path OUT --target-format hf`, or the other way with `pawl`."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
-from trainer.convert.export_hf import DTYPES, MAX_SHARD_BYTES, Exported, export_hf
+from trainer.convert.export_hf import DTYPES, Exported, export_hf
+from trainer.convert.hf_model import ConvertError
+from trainer.convert.import_hf import Imported, import_hf
+from trainer.convert.shards import MAX_SHARD_BYTES
+
+Progress = Callable[[str, int, int], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `convert` on a parser."""
-    parser.add_argument("--checkpoint-path", type=Path, required=True, help="the folder of one checkpoint")
+    parser.add_argument(
+        "--checkpoint-path", type=Path, required=True, help="what is read: a checkpoint, or a Hugging Face folder"
+    )
     parser.add_argument("--save-path", type=Path, required=True, help="the folder to make; it must not exist")
-    parser.add_argument("--target-format", choices=("hf",), required=True, help="hf: a Hugging Face folder")
-    parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the weights (default: the run's compute dtype)")
+    parser.add_argument(
+        "--target-format", choices=("hf", "pawl"), required=True, help="hf: a Hugging Face folder, pawl: a checkpoint"
+    )
+    parser.add_argument(
+        "--dtype", choices=tuple(DTYPES), help="of an export's weights (default: the run's compute dtype)"
+    )
     parser.add_argument("--tokenizer", type=Path, help="folder with tokenizer.json (default: the one the run names)")
     parser.add_argument(
         "--max-shard-bytes", type=int, default=MAX_SHARD_BYTES, help="largest weight file (default: 5 GB)"
@@ -19,24 +31,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the export. Raises CheckpointInvalid or ConvertError."""
+    """Convert. Raises CheckpointInvalid or ConvertError."""
     # Imported here: --help need not wait for it.
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"export → {args.save_path}", total=None)
-        done = export_hf(
+    with Bar(console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"→ {args.save_path}", total=None)
+        done = _convert(args, lambda _, number, total: bar.update(task, completed=number, total=total))
+    print(done)
+    return 0
+
+
+def _convert(args: argparse.Namespace, progress: Progress) -> str:
+    if args.target_format == "hf":
+        exported = export_hf(
             args.checkpoint_path,
             args.save_path,
             dtype=args.dtype,
             tokenizer=args.tokenizer,
             max_shard_bytes=args.max_shard_bytes,
-            progress=lambda _, number, total: bar.update(task, completed=number, total=total),
+            progress=progress,
         )
-    print(summary(done))
-    return 0
+        return summary(exported)
+    if args.dtype is not None or args.tokenizer is not None:
+        raise ConvertError("--dtype and --tokenizer are of an export: an import keeps every bit and every file.")
+    imported = import_hf(args.checkpoint_path, args.save_path, max_shard_bytes=args.max_shard_bytes, progress=progress)
+    return import_summary(imported)
 
 
 def summary(done: Exported) -> str:
@@ -44,3 +66,11 @@ def summary(done: Exported) -> str:
     tokenizer = "with tokenizer" if done.tokenizer is not None else "without tokenizer"
     line = f"{done.path}: step {done.step}, {done.num_parameters:,} parameters, {done.dtype}, {tokenizer}"
     return "\n".join([line, *(f"note: {note}" for note in done.notes)])
+
+
+def import_summary(done: Imported) -> str:
+    """What was made, and how a run starts from it."""
+    tokenizer = "with tokenizer" if done.has_tokenizer else "without tokenizer"
+    line = f"{done.path}: imported, {done.num_parameters:,} parameters, {done.dtype}, {tokenizer}"
+    start = f"A run starts from it with the model section in {done.path / 'config.yaml'}."
+    return "\n".join([line, *(f"note: {note}" for note in done.notes), start])

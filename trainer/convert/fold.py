@@ -11,11 +11,13 @@ are trained; a manifest without the two fields is of a model without factors.
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.models.families import FAMILIES
 from trainer.mup import standard_attention_scale
 from trainer.spec import FINAL_NORM
 
 QUERY = (".self_attn.q_proj.weight", ".self_attn.q_proj.bias")
 QUERY_NORM = (".self_attn.q_norm.weight",)
+LAST_NORM = (FINAL_NORM, FINAL_NORM.replace(".weight", ".bias"))
 
 
 def folded_factor(name: str, model: Mapping[str, Any]) -> float:
@@ -23,7 +25,7 @@ def folded_factor(name: str, model: Mapping[str, Any]) -> float:
     standard = standard_attention_scale(int(model["head_dim"]))
     if name.endswith(_query(model)):
         return float(model.get("attention_scale", standard)) / standard
-    return float(model.get("output_multiplier", 1.0)) if name == FINAL_NORM else 1.0
+    return float(model.get("output_multiplier", 1.0)) if name in LAST_NORM else 1.0
 
 
 def folding_note(model: Mapping[str, Any]) -> str | None:
@@ -40,4 +42,4 @@ def folding_note(model: Mapping[str, Any]) -> str | None:
 
 def _query(model: Mapping[str, Any]) -> tuple[str, ...]:
     """Endings of the tensors that are the last linear ones before q·k."""
-    return QUERY_NORM if model.get("model_type") == "qwen3" else QUERY
+    return QUERY_NORM if FAMILIES[model.get("model_type", "llama")].has_qk_norm else QUERY

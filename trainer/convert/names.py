@@ -34,12 +34,20 @@ _QKV_BIAS = _same("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v
 _ATTENTION_BIAS = (*_QKV_BIAS, *_same("self_attn.o_proj.bias"))
 _MLP_BIAS = _same("mlp.gate_proj.bias", "mlp.up_proj.bias", "mlp.down_proj.bias")
 _QK_NORM = _same("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+_LAYER_NORM = (*_same("input_layernorm.bias", "post_attention_layernorm.bias"), ("model.norm.bias",) * 2)
+_TWO_MATRICES = _same("mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias")
+_GATED = frozenset(f"model.layers.{{layer}}.mlp.{x}_proj.weight" for x in ("gate", "up", "down"))
 
 TABLES = {
     "llama": (*LLAMA, *_ATTENTION_BIAS, *_MLP_BIAS),
+    "mistral": LLAMA,
     "qwen2": (*LLAMA, *_QKV_BIAS),
     "qwen3": (*LLAMA, *_ATTENTION_BIAS, *_QK_NORM),
-}
+    "smollm3": (*LLAMA, *_ATTENTION_BIAS, *_MLP_BIAS),
+    "starcoder2": (
+        *(line for line in LLAMA if line[0] not in _GATED), *_ATTENTION_BIAS, *_LAYER_NORM, *_TWO_MATRICES,
+    ),
+}  # fmt: skip
 """(canonical, Hugging Face) by model type, also of tensors that only some of its models have."""
 
 
