@@ -23,8 +23,10 @@ demo: $(READY)  ## the main job on this machine: text -> run -> dead node -> han
 	@$(PY) -m ops.demo.run
 
 test: $(READY)  ## all tests
-	$(PY) -m pytest $(AT_ONCE) $(SIDE_BY_SIDE)
-	$(PY) -m pytest $(ONE_BY_ONE)
+	@failed=0; \
+	$(PY) -m pytest $(AT_ONCE) $(SIDE_BY_SIDE) || failed=1; \
+	$(PY) -m pytest $(ONE_BY_ONE) || failed=1; \
+	exit $$failed
 
 check: $(READY)  ## format, lint, types, import rules and the fast tests
 	$(VENV)/bin/ruff format --check $(CODE)
