@@ -1,5 +1,7 @@
 """A tiny config and one-rank engines for tests of the trainer's engine."""
 
+from typing import Any
+
 import torch
 
 from trainer.config import model as c
@@ -17,13 +19,12 @@ def tiny_config(
     dtype: str = "float32", zero_stage: int = 1, use_mup: bool = False, vocab: int = V, clip: float | None = 1.0,
     recompute: str = "none", recompute_interval: int = 1, document_masks: bool = False,
     pp_engine: str = "1f1b", virtual_stages: int | None = None, layers_per_stage: list[int] | None = None,
-    tp_mode: str = "ALL_REDUCE", model_type: str = "llama", attention_bias: bool = False, mlp_bias: bool = False,
-    groups: tuple[c.ParameterGroup, ...] = (),
+    tp_mode: str = "ALL_REDUCE", groups: tuple[c.ParameterGroup, ...] = (), **shape_keys: Any,
 ) -> c.Config:  # fmt: skip
+    """`shape_keys`: further keys of the architecture."""
     shape = ModelConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, vocab_size=vocab, tie_word_embeddings=tied, model_type=model_type,  # type: ignore[arg-type]
-        attention_bias=attention_bias, mlp_bias=mlp_bias,
+        num_key_value_heads=kv_heads, vocab_size=vocab, tie_word_embeddings=tied, **shape_keys,
     )  # fmt: skip
     return c.Config(
         general=c.General(project="test", run="tiny", seed=7),

@@ -8,11 +8,14 @@ fair bar. In bf16 the model is transformers' own, with an fp32 master that the o
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 
 def at_least_fp32(x: torch.Tensor) -> torch.Tensor:
@@ -33,18 +36,26 @@ class LiftedRMSNorm(nn.Module):
 
 
 class LiftedRotary(nn.Module):
-    """Rotary tables in the dtype of the hidden states, their angles at least in fp32."""
+    """Rotary tables in the dtype of the hidden states, their angles at least in fp32, by transformers' own formulas."""
 
-    def __init__(self, head_dim: int, theta: float) -> None:
+    def __init__(self, config: PretrainedConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.head_dim, self.theta = head_dim, theta
+        self.frequencies, self.factor = _frequencies(config, torch.promote_types(dtype, torch.float32))
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        exponents = torch.arange(0, self.head_dim, 2, dtype=dtype) / self.head_dim
-        angles = position_ids[..., None].to(dtype) * self.theta**-exponents
+        angles = position_ids[..., None].to(self.frequencies.dtype) * self.frequencies
         table = torch.cat((angles, angles), dim=-1)
-        return table.cos().to(x.dtype), table.sin().to(x.dtype)
+        return (table.cos() * self.factor).to(x.dtype), (table.sin() * self.factor).to(x.dtype)
+
+
+def _frequencies(config: PretrainedConfig, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
+    """Radians per position, and the factor on cosines and sines. Transformers asks for torch.float by name."""
+    plain = LlamaRotaryEmbedding.compute_default_rope_parameters
+    compute = ROPE_INIT_FUNCTIONS.get(config.rope_parameters["rope_type"], plain)
+    with mock.patch.multiple(torch, float=dtype, float32=dtype):
+        frequencies, factor = compute(config)
+    assert frequencies.dtype == dtype
+    return frequencies, factor
 
 
 def build(config: PretrainedConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
@@ -53,8 +64,7 @@ def build(config: PretrainedConfig, tensors: Mapping[str, torch.Tensor], dtype: 
     missing, unexpected = model.load_state_dict(dict(tensors), strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    model.model.rotary_emb = LiftedRotary(head_dim, config.rope_parameters["rope_theta"])
+    model.model.rotary_emb = LiftedRotary(config, dtype)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child).__name__.endswith("RMSNorm") and not isinstance(child, LiftedRMSNorm):
@@ -104,7 +114,7 @@ def mup_rates(model: nn.Module) -> dict[str, float]:
     return {
         name: MUP_BASE_WIDTH / weight.shape[1]
         for name, weight in model.named_parameters()
-        if name.endswith(("proj.weight", "lm_head.weight"))
+        if name.endswith(("proj.weight", "c_fc.weight", "lm_head.weight"))
     }
 
 

@@ -73,10 +73,11 @@ def step_flops(config: "Config", *, num_samples: int | None = None) -> StepFlops
 
 
 def layer_weights(config: "Config") -> int:
-    """Weights one token meets in one decoder layer: q, o (H·d·D each), k, v (K·d·D each), gate, up, down (D·F each)."""
+    """Weights one token meets in one decoder layer: q, o (H·d·D each), k, v (K·d·D each), D·F in each of the
+    feed-forward's two or three matrices."""
     model = config.model.model_config
     attention = 2 * model.hidden_size * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
-    return attention + 3 * model.hidden_size * model.intermediate_size
+    return attention + model.ffn_matrices * model.hidden_size * model.intermediate_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigError
 from trainer.mesh.topology import Topology
+from trainer.models.families import Norm
 from trainer.mup import lr_multiplier, spectral_std
 from trainer.optim.groups import group_of
 from trainer.pipeline.partition import placement, stage_layers, stage_of_layer
@@ -174,26 +175,26 @@ class _Builder:
         specs = [self.embedding(stages=tuple(dict.fromkeys((0, last))) if tied else (0,), sites=1 + tied)]
         for layer, stage in enumerate(stage_of_layer(layers_per_stage)):
             specs += self.decoder_layer(layer, stage)
-        specs.append(self.norm(FINAL_NORM, last))
+        specs += self.norm(FINAL_NORM, last)
         return specs if tied else [*specs, self.head(last)]
 
     def decoder_layer(self, layer: int, stage: int) -> list[ParamSpec]:
-        """The tensors of one layer: nine of Llama's in Hugging Face's order, and what the model type adds."""
+        """The tensors of one layer, in Hugging Face's order."""
         model = self.config.model.model_config
         d, f, prefix = model.hidden_size, model.intermediate_size, f"model.layers.{layer}"
         h, k, qkv_bias = model.num_attention_heads * model.head_size, model.kv_heads * model.head_size, model.qkv_bias
+        inner, outer = (("gate_proj", "up_proj"), "down_proj") if model.family.is_gated else (("c_fc",), "c_proj")
         column, row = self.column, self.row
         return [
-            self.norm(f"{prefix}.input_layernorm.weight", stage),
+            *self.norm(f"{prefix}.input_layernorm.weight", stage),
             *column(f"{prefix}.self_attn.q_proj", (h, d), stage, bias=qkv_bias),
             *column(f"{prefix}.self_attn.k_proj", (k, d), stage, bias=qkv_bias),
             *column(f"{prefix}.self_attn.v_proj", (k, d), stage, bias=qkv_bias),
             *row(f"{prefix}.self_attn.o_proj", (d, h), stage, bias=model.out_bias),
             *(self.head_norm(f"{prefix}.self_attn.{x}_norm.weight", stage) for x in "qk" if model.qk_norm),
-            self.norm(f"{prefix}.post_attention_layernorm.weight", stage),
-            *column(f"{prefix}.mlp.gate_proj", (f, d), stage, bias=model.mlp_bias),
-            *column(f"{prefix}.mlp.up_proj", (f, d), stage, bias=model.mlp_bias),
-            *row(f"{prefix}.mlp.down_proj", (d, f), stage, bias=model.mlp_bias),
+            *self.norm(f"{prefix}.post_attention_layernorm.weight", stage),
+            *(part for name in inner for part in column(f"{prefix}.mlp.{name}", (f, d), stage, bias=model.ffn_bias)),
+            *row(f"{prefix}.mlp.{outer}", (d, f), stage, bias=model.ffn_bias),
         ]
 
     def column(self, name: str, shape: tuple[int, int], stage: int, *, bias: bool) -> list[ParamSpec]:
@@ -212,9 +213,13 @@ class _Builder:
         one = self._vector(f"{name}.bias", shape[0], stage, InitKind.ZEROS)
         return [weight, replace(one, tp_partial_grad=self.config.sequence_parallel)] if bias else [weight]
 
-    def norm(self, name: str, stage: int) -> ParamSpec:
-        spec = self._vector(name, self.config.model.model_config.hidden_size, stage, InitKind.ONES)
-        return replace(spec, tp_partial_grad=self.config.sequence_parallel)
+    def norm(self, name: str, stage: int) -> list[ParamSpec]:
+        """Its weight, called `name`, and a LayerNorm's bias; whole on every tp rank, as a row layer's bias."""
+        model, parts = self.config.model.model_config, self.config.sequence_parallel
+        weight = self._vector(name, model.hidden_size, stage, InitKind.ONES)
+        bias = self._vector(f"{name.removesuffix('weight')}bias", model.hidden_size, stage, InitKind.ZEROS)
+        specs = [weight, bias] if model.family.norm is Norm.LAYER else [weight]
+        return [replace(spec, tp_partial_grad=parts) for spec in specs]
 
     def head_norm(self, name: str, stage: int) -> ParamSpec:
         """A norm over one head's size, the same for all heads: each tp rank's gradient is from its own heads."""

@@ -91,6 +91,17 @@ def test_column_then_row_over_cut_sequences_equals_whole_matrices(pool: Pool, tp
 @pytest.mark.parametrize(("tp", "vocab"), [(2, 31), (4, 9), (8, 9)])
 def test_sharded_vocabulary_equals_whole(pool: Pool, tp: int, vocab: int, objective: Objective) -> None:
     """T5, T6. 8 ranks over 9 rows: three ranks hold padding alone, and still take part."""
+    check_vocabulary(pool, tp, vocab, objective)
+
+
+@pytest.mark.parametrize("vocab", [50257, 151669])
+def test_real_vocabularies_that_tp_does_not_divide(pool: Pool, vocab: int) -> None:
+    """C3: GPT-2's and Qwen3-Embedding's on four ranks. The last one has three rows of padding."""
+    check_vocabulary(pool, 4, vocab, Objective())
+
+
+def check_vocabulary(pool: Pool, tp: int, vocab: int, objective: Objective) -> None:
+    """Loss, gradients and embedding as on one rank."""
     loss, grad_hidden, grad_weight, out, grad_table = plain_vocabulary(vocab, objective)
     runs = pool.run(Topology(tp=tp), sharded_vocabulary, tp, vocab, objective)
     for run in runs:

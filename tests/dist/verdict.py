@@ -16,8 +16,9 @@ from dist.case import QUICK_STEPS, RankRun, global_batch, lr_at, run_case
 from dist.pool import Pool
 from numpy.typing import ArrayLike
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
+from trainer.config.architecture import ModelConfig
 from trainer.config.model import Config, Parallelism
 from trainer.init import draw_box
 from trainer.mesh.topology import Topology
@@ -25,9 +26,11 @@ from trainer.spec import Box, param_specs
 
 SHAPE_KEYS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("head_dim", "vocab_size", "rms_norm_eps", "tie_word_embeddings", "attention_bias", "mlp_bias"),
+    *("head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings", "sliding_window"),
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
+    *("rms_norm_eps", "norm_epsilon", "attention_bias", "mlp_bias", "use_bias"),
 )
-"""What transformers' config must be told, where ours has it; the names are the same there."""
+"""What transformers' config must be told; the names are the same there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +138,7 @@ def by_block(gradients: dict[str, torch.Tensor]) -> dict[str, float]:
     squares: dict[str, float] = {}
     for name in gradients:
         block = name.split(".self_attn.")[0].split(".mlp.")[0].split(".input_layernorm.")[0]
-        block = block.split(".post_attention_layernorm.")[0].removesuffix(".weight")
+        block = block.split(".post_attention_layernorm.")[0].removesuffix(".weight").removesuffix(".bias")
         squares[block] = squares.get(block, 0.0) + float(gradients[name].double().square().sum())
     return {block: square**0.5 for block, square in squares.items()}
 
@@ -198,6 +201,16 @@ def _bars(narrow: Reference, exact: Reference) -> Bars:
     )
 
 
+def hf_config(shape: ModelConfig) -> PretrainedConfig:
+    """The architecture as transformers is told of it."""
+    keys = {name: getattr(shape, name) for name in SHAPE_KEYS}
+    flags = {"no_rope_layers": [int(on) for on in shape.rope_layers]} if shape.model_type == "smollm3" else {}
+    rope = shape.rope.model_dump(exclude_none=True)
+    return AutoConfig.for_model(
+        shape.model_type, **keys, **flags, hidden_act=shape.activation, rope_parameters=rope
+    )  # fmt: skip
+
+
 @cache
 def _train(config_json: str, steps: int, dtype: str) -> Reference:
     """A reference run computed in `dtype`."""
@@ -207,11 +220,10 @@ def _train(config_json: str, steps: int, dtype: str) -> Reference:
         spec.name: torch.from_numpy(draw_box(spec, Box((0,) * len(spec.shape), spec.shape), seed=SEED)).double()
         for spec in param_specs(config, Topology())
     }
-    keys = {name: getattr(shape, name) for name in SHAPE_KEYS if hasattr(shape, name)}
     compute: torch.dtype = getattr(torch, dtype)
     is_narrow = compute.itemsize < 4
     rounded = {name: weight.to(compute) for name, weight in start.items()}
-    model = reference.build(AutoConfig.for_model(shape.model_type, **keys), rounded, compute)
+    model = reference.build(hf_config(shape), rounded, compute)
     is_mup = config.model.init_method.use_mup
     if is_mup:
         reference.apply_mup(model)

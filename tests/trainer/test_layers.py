@@ -12,6 +12,7 @@ from engine_world import tiny_config
 from torch import nn
 
 from trainer.comm import Group, solo
+from trainer.config.rope import RopeParameters
 from trainer.layers.factory import LayerFactory
 from trainer.layers.linear import ColumnParallelLinear, RowParallelLinear
 from trainer.layers.rotary import Rotary, rotate
@@ -92,7 +93,7 @@ def test_a_second_backward_is_refused_because_the_first_used_up_the_gradients() 
 
 
 def test_rotary_is_half_split_and_its_backward_is_exact() -> None:
-    rotary = Rotary(head_dim=8, theta=100.0, max_positions=16, dtype=torch.float64)
+    rotary = Rotary(head_dim=8, rope=RopeParameters(rope_theta=100.0), max_positions=16, dtype=torch.float64)
     positions = torch.tensor([[0, 3, 15]])
     cos, sin = rotary(positions)
     x = torch.randn(1, 3, 2, 8, dtype=torch.float64, requires_grad=True)

@@ -14,13 +14,15 @@ from trainer.layers.rotary import Rotary, rotate
 class CausalSelfAttention(nn.Module):
     """x [B, t, D] → [B, t, D]. Needs kv heads divisible by tp: a shared kv head would need its gradient summed.
 
+    `rotary`: None in a layer without rotary positions.
     `qk_norm_eps`: each head of q and k goes through an RMSNorm over d before it is rotated; one weight [d] for all
     heads, so that each tp rank's gradient of it, from its own heads, is a part (`ParamSpec.tp_partial_grad`).
     """
 
     def __init__(
         self, layers: LayerFactory, *, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int,
-        rotary: Rotary, scale: float, qkv_bias: bool = False, out_bias: bool = False, qk_norm_eps: float | None = None,
+        rotary: Rotary | None, scale: float, qkv_bias: bool = False, out_bias: bool = False,
+        qk_norm_eps: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if num_kv_heads % layers.tp.size:
@@ -39,11 +41,12 @@ class CausalSelfAttention(nn.Module):
     ) -> torch.Tensor:
         """`mask_B1TT`: added to the scores, and says all about who sees whom; None: every token sees those before."""
         x_BTD = self.layers.share(x_BTD)
-        cos, sin = self.rotary(position_ids_BT)
         q_BTHd, k_BTKd = self._heads(self.q_proj(x_BTD)), self._heads(self.k_proj(x_BTD))
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHd, k_BTKd = self.q_norm(q_BTHd), self.k_norm(k_BTKd)
-        q_BTHd, k_BTKd = rotate(q_BTHd, cos, sin), rotate(k_BTKd, cos, sin)
+        if self.rotary is not None:
+            cos, sin = self.rotary(position_ids_BT)
+            q_BTHd, k_BTKd = rotate(q_BTHd, cos, sin), rotate(k_BTKd, cos, sin)
         v_BTKd = self._heads(self.v_proj(x_BTD))
         out_BHTd = F.scaled_dot_product_attention(
             q_BTHd.transpose(1, 2), k_BTKd.transpose(1, 2), v_BTKd.transpose(1, 2),

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from trainer.comm import Group
 from trainer.layers.collectives import copy_to_tp, gather_to_tp
 from trainer.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
-from trainer.layers.norm import RMSNorm
+from trainer.layers.norm import LayerNorm, RMSNorm
 from trainer.layers.vocab import CROSS_ENTROPY, Objective, VocabParallelEmbedding, VocabParallelHead
+from trainer.models.families import Norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +46,8 @@ class LayerFactory:
             sequence_parallel=self.sequence_parallel,
         )  # fmt: skip
 
-    def norm(self, hidden_size: int, *, eps: float) -> RMSNorm:
-        return RMSNorm(hidden_size, eps=eps, dtype=self.dtype)
+    def norm(self, hidden_size: int, *, eps: float, kind: Norm = Norm.RMS) -> RMSNorm | LayerNorm:
+        return (RMSNorm if kind is Norm.RMS else LayerNorm)(hidden_size, eps=eps, dtype=self.dtype)
 
     def embedding(self, vocab_size: int, hidden_size: int) -> VocabParallelEmbedding:
         return VocabParallelEmbedding(

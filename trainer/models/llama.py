@@ -1,4 +1,6 @@
-"""The Llama family (Llama 1 and 2, SmolLM, the seed's 1.7B; Qwen2 by its biases) as a DAG of pipeline blocks.
+"""The decoder that Llama, Mistral, Qwen, SmolLM and StarCoder2 are, as a DAG of pipeline blocks.
+
+What differs between them is in the rows of `families.py`.
 
     input_ids ─▶ embed_tokens ─▶ layers.0 ─▶ … ─▶ layers.L−1 ─▶ norm ─▶ lm_head + loss ◀─ labels, num_valid
                                     ▲ position_ids (and the mask of documents made from them, where asked for)
@@ -7,6 +9,7 @@ Labels and positions never travel between stages: each stage reads them from its
 state [B, t, D]; t is T, or T / tp with sequence parallelism.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +20,7 @@ from trainer.device import statistics_dtype
 from trainer.layers.attention import CausalSelfAttention
 from trainer.layers.documents import DocumentMask
 from trainer.layers.factory import LayerFactory
-from trainer.layers.mlp import SwiGLU
+from trainer.layers.mlp import GatedMLP, PlainMLP
 from trainer.layers.rotary import Rotary
 from trainer.layers.tied import TiedParameter
 from trainer.mesh.topology import Topology
@@ -32,19 +35,26 @@ if TYPE_CHECKING:
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward, each added to the residual stream. hidden [B, t, D]."""
+    """Pre-norm attention and feed-forward, each added to the residual stream. hidden [B, t, D].
 
-    def __init__(self, config: "Config", layers: LayerFactory, rotary: Rotary) -> None:
+    `rotary`: None in a layer without rotary positions.
+    """
+
+    def __init__(self, config: "Config", layers: LayerFactory, rotary: Rotary | None) -> None:
         super().__init__()
-        shape = config.model.model_config
-        hidden, eps = shape.hidden_size, shape.rms_norm_eps
-        self.input_layernorm = layers.norm(hidden, eps=eps)
-        self.self_attn = self.make_attention(config, layers, rotary)
-        self.post_attention_layernorm = layers.norm(hidden, eps=eps)
-        self.mlp = SwiGLU(layers, hidden_size=hidden, intermediate_size=shape.intermediate_size, bias=shape.mlp_bias)
-
-    def make_attention(self, config: "Config", layers: LayerFactory, rotary: Rotary) -> CausalSelfAttention:
-        return attention(config, layers, rotary)
+        shape, family = config.model.model_config, config.model.model_config.family
+        hidden, eps = shape.hidden_size, shape.norm_eps
+        self.input_layernorm = layers.norm(hidden, eps=eps, kind=family.norm)
+        self.self_attn = CausalSelfAttention(
+            layers, hidden_size=hidden, num_heads=shape.num_attention_heads, num_kv_heads=shape.kv_heads,
+            head_dim=shape.head_size, rotary=rotary, scale=attention_scale(config), qkv_bias=shape.qkv_bias,
+            out_bias=shape.out_bias, qk_norm_eps=eps if shape.qk_norm else None,
+        )  # fmt: skip
+        self.post_attention_layernorm = layers.norm(hidden, eps=eps, kind=family.norm)
+        self.mlp = (GatedMLP if family.is_gated else PlainMLP)(
+            layers, hidden_size=hidden, intermediate_size=shape.intermediate_size, activation=shape.activation,
+            bias=shape.ffn_bias,
+        )  # fmt: skip
 
     def forward(
         self, hidden: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor | None = None
@@ -54,22 +64,8 @@ class DecoderLayer(nn.Module):
         return out
 
 
-def attention(
-    config: "Config", layers: LayerFactory, rotary: Rotary, *, qk_norm_eps: float | None = None
-) -> CausalSelfAttention:
-    """Attention of the config's shape; `qk_norm_eps`: with norms on the heads of q and k."""
-    shape = config.model.model_config
-    return CausalSelfAttention(
-        layers, hidden_size=shape.hidden_size, num_heads=shape.num_attention_heads, num_kv_heads=shape.kv_heads,
-        head_dim=shape.head_size, rotary=rotary, scale=attention_scale(config), qkv_bias=shape.qkv_bias,
-        out_bias=shape.out_bias, qk_norm_eps=qk_norm_eps,
-    )  # fmt: skip
-
-
 class Llama(nn.Module):
-    """The DAG. `forward` is only ever traced; the pipeline interpreter calls the blocks. `layer`: a decoder layer."""
-
-    layer: type[nn.Module] = DecoderLayer
+    """The DAG. `forward` is only ever traced; the pipeline interpreter calls the blocks."""
 
     def __init__(self, config: "Config", layers: LayerFactory, topology: Topology) -> None:
         super().__init__()
@@ -77,16 +73,17 @@ class Llama(nn.Module):
         shape, last = config.model.model_config, where.num_stages - 1
         hidden, vocab = shape.hidden_size, shape.vocab_size
         rotary = Rotary(
-            head_dim=shape.head_size, theta=shape.rope_theta, max_positions=config.tokens.sequence_length,
-            dtype=layers.dtype,
+            head_dim=shape.head_size, rope=shape.rope, max_positions=config.tokens.sequence_length, dtype=layers.dtype,
         )  # fmt: skip
         counts = stage_layers(config, where.num_stages)
         embedding = partial(layers.embedding, vocab, hidden)
         embedded = partial(_embedded, hidden_size=hidden, layers=layers)
         self.embed = PipelineBlock(embedding, name="model.embed_tokens", stage=0, outputs=embedded)
-        decoder = partial(self.layer, config, layers, rotary)
+        decoder, rotaries = partial(DecoderLayer, config, layers), [rotary if on else None for on in shape.rope_layers]
         self.layers = nn.ModuleList(
-            PipelineBlock(decoder, name=f"model.layers.{i}", stage=stage, outputs=_same_hidden, layer=i)
+            PipelineBlock(
+                partial(decoder, rotaries[i]), name=f"model.layers.{i}", stage=stage, outputs=_same_hidden, layer=i
+            )
             for i, stage in enumerate(stage_of_layer(counts))
         )
         self.layer_stages = stage_of_layer(counts)
@@ -96,8 +93,9 @@ class Llama(nn.Module):
             for stage in (stage for stage, count in enumerate(counts) if count):
                 name = f"document_mask_{stage}"
                 self.masks[str(stage)] = PipelineBlock(make, name=name, stage=stage, outputs=shape_of)
-        norm = partial(_FinalNorm, layers, hidden, shape.rms_norm_eps, multiplier=output_multiplier(config))
-        self.norm = PipelineBlock(norm, name="model", stage=last, outputs=_same_hidden)
+        norm = partial(layers.norm, hidden, eps=shape.norm_eps, kind=shape.family.norm)
+        final = partial(_FinalNorm, norm, multiplier=output_multiplier(config))
+        self.norm = PipelineBlock(final, name="model", stage=last, outputs=_same_hidden)
         head = partial(layers.head, vocab, hidden)
         scalar = partial(_scalar_loss, dtype=layers.dtype)
         self.head = PipelineBlock(head, name="lm_head", stage=last, outputs=scalar)
@@ -120,9 +118,9 @@ class Llama(nn.Module):
 class _FinalNorm(nn.Module):
     """The norm before the head, nested so that its parameter is called `model.norm.weight`; muP's output multiplier."""
 
-    def __init__(self, layers: LayerFactory, hidden_size: int, eps: float, *, multiplier: float) -> None:
+    def __init__(self, make_norm: Callable[[], nn.Module], *, multiplier: float) -> None:
         super().__init__()
-        self.norm, self.multiplier = layers.norm(hidden_size, eps=eps), multiplier
+        self.norm, self.multiplier = make_norm(), multiplier
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.norm(hidden)

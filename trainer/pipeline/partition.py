@@ -49,7 +49,7 @@ def head_cost(config: "Config") -> float:
     """Parameters of the head divided by those of one decoder layer: their GEMM costs compare alike."""
     model = config.model.model_config
     attention = 2 * (model.num_attention_heads + model.kv_heads) * model.head_size
-    return float(model.vocab_size / (attention + 3 * model.intermediate_size))
+    return float(model.vocab_size / (attention + model.ffn_matrices * model.intermediate_size))
 
 
 def layer_counts(*, num_layers: int, pp: int, head_cost: float = 0.0) -> tuple[int, ...]:
