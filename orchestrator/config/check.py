@@ -64,13 +64,18 @@ class CheckResult:
 
 
 def run_check(
-    config: Path, *, overrides: Iterable[str] = (), site: Path | None = None, here: bool = False
+    config: Path,
+    *,
+    overrides: Iterable[str] = (),
+    site: Path | None = None,
+    here: bool = False,
+    cwd: Path | None = None,
 ) -> CheckResult:
-    """Check `config` over the site file and under the overrides.
+    """Check `config` over the site file and under the overrides. Relative paths in it mean `cwd`, else this folder.
 
     Raises PawlError when the trainer's command cannot be run or does not answer; problems of the config are returned.
     """
-    answer = ask_trainer(config, overrides=tuple(overrides), site=site, here=here)
+    answer = ask_trainer(config, overrides=tuple(overrides), site=site, here=here, cwd=cwd)
     problems = [problem_from_dict(item) for item in answer["problems"]]
     foreign = {name: from_json(data) for name, data in answer["foreign"].items()}
     sections = SectionReading(foreign)
@@ -95,7 +100,9 @@ def run_check(
     )
 
 
-def ask_trainer(config: Path, *, overrides: tuple[str, ...], site: Path | None, here: bool) -> dict[str, Any]:
+def ask_trainer(
+    config: Path, *, overrides: tuple[str, ...], site: Path | None, here: bool, cwd: Path | None = None
+) -> dict[str, Any]:
     """Run `python -m trainer check --json` and parse its document. Raises PawlError when there is none."""
     command = [sys.executable, "-m", "trainer", "check", "--json", *(f"--set={text}" for text in overrides)]
     command += [f"--site={site}"] if site is not None else []
@@ -104,7 +111,7 @@ def ask_trainer(config: Path, *, overrides: tuple[str, ...], site: Path | None, 
     # No plugin of pydantic is wanted, and looking for one costs a tenth of the answer's time.
     env = {**os.environ, "PYTHONSAFEPATH": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=env, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=env, cwd=cwd, check=False)
     except subprocess.TimeoutExpired as error:
         raise PawlError(
             f"`trainer check` gave no answer within {TIMEOUT_S:.0f} s; is a folder of {config} hanging?"

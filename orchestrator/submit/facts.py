@@ -7,6 +7,7 @@ launch_facts.json                                                       the trai
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator.config.launch_rules import SectionReading, resolve
 from orchestrator.config.problems import format_problem, has_errors
@@ -81,3 +82,9 @@ def retention_of(root: Mapping) -> Retention:
     nodes = {name: child_of(section, name) for name in ("keep_last", "keep_every") if section is not None}
     given = {name: node.text for name, node in nodes.items() if isinstance(node, Scalar)}
     return Retention(**{name: int(text) for name, text in given.items() if text.isdecimal()})
+
+
+def retention_of_config(config: dict[str, Any] | None) -> Retention:
+    """Retention of a checked config with all its defaults."""
+    checkpoints = (config or {}).get("checkpoints") or {}
+    return Retention(keep_last=int(checkpoints.get("keep_last") or 2), keep_every=checkpoints.get("keep_every"))

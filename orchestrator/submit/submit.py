@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,11 @@ from orchestrator.state.epochs import Epoch
 from orchestrator.state.fsio import fsync_dir, write_atomic
 from orchestrator.state.ledger import Ledger
 from orchestrator.state.records import LaunchFacts
+from orchestrator.state.retention import Retention
 from orchestrator.state.rundir import RunPaths, make_layout
 from orchestrator.submit.quoting import check_text
 from orchestrator.submit.secrets_file import write_secrets
+from orchestrator.submit.space import nearest_existing, need_of, require_room
 
 _MAX_NAME_BYTES = 128
 _BEFORE_ANY_ATTEMPT = Epoch(0, 0, 0)
@@ -39,7 +41,7 @@ class NewRun:
     secret_env: Mapping[str, str]
     provenance: Mapping[str, Any]
     run_created: Mapping[str, Any]
-    keep_last: int
+    retention: Retention
 
 
 def run_folder(runs_root: Path, name: str) -> Path:
@@ -57,8 +59,7 @@ def run_folder(runs_root: Path, name: str) -> Path:
 def check_place(runs_root: Path, run: NewRun) -> Path:
     """The run's future folder, if it can be made and filled. Changes nothing.
 
-    Raises UsageError when the name is taken, PawlError for missing rights or room (keep_last checkpoints and the one
-    that is being written, plus one percent).
+    Raises UsageError when the name is taken, PawlError for missing rights or room (`space.py`).
     """
     folder = run_folder(runs_root, run.facts.run)
     if os.path.lexists(folder):
@@ -66,24 +67,21 @@ def check_place(runs_root: Path, run: NewRun) -> Path:
             f"The run {run.facts.run!r} exists already: {folder}. Go on with it by `pawl resume {run.facts.run}`, or "
             "submit under another name, for example with --set general.run=NAME."
         )
-    parent = _nearest_existing(runs_root)
+    parent = nearest_existing(runs_root)
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise PawlError(
             f"The run directory {folder} cannot be made: {parent} is not a folder that you may write to. Give another "
             "place with --runs-root or $PAWL_RUNS."
         )
-    needed = int(run.facts.checkpoint_bytes * (run.keep_last + 1) * 1.01)
-    free = shutil.disk_usage(parent).free
-    if needed > free:
-        raise PawlError(
-            f"There is no room for the checkpoints of {run.facts.run!r} in {parent}: {run.keep_last} kept and 1 being "
-            f"written at {_gib(run.facts.checkpoint_bytes)} each need {_gib(needed)}, free are {_gib(free)}. Free some "
-            "space, choose another --runs-root, or lower checkpoints.keep_last."
-        )
+    require_room(run.facts.run, parent, need_of(run.facts, run.retention))
     return folder
 
 
-def make_run(runs_root: Path, run: NewRun, *, writer: str) -> RunPaths:
+Filler = Callable[[RunPaths, str], None]
+"""What else goes into a directory being built (given with the ledger's writer), before it gets its name."""
+
+
+def make_run(runs_root: Path, run: NewRun, *, writer: str, fill: Filler | None = None) -> RunPaths:
     """Make the run directory of `run` and return its paths. Raises as `check_place`, and PawlError when the file
     system refuses half-way; nothing is left behind then."""
     folder = check_place(runs_root, run)
@@ -91,6 +89,8 @@ def make_run(runs_root: Path, run: NewRun, *, writer: str) -> RunPaths:
     made = building.root
     try:
         _fill(building, run, writer=writer)
+        if fill is not None:
+            fill(building, writer)
         os.rename(building.root, folder)
         made = folder  # ours from here on: whoever comes second cannot rename onto it
         fsync_dir(runs_root)
@@ -119,14 +119,3 @@ def _fill(paths: RunPaths, run: NewRun, *, writer: str) -> None:
     write_atomic(paths.provenance, json.dumps(run.provenance, indent=2, ensure_ascii=False) + "\n")
     write_secrets(paths.root, run.secret_env)
     Ledger(paths.root, writer).append(_BEFORE_ANY_ATTEMPT, "run_created", run.run_created)
-
-
-def _nearest_existing(path: Path) -> Path:
-    while not os.path.lexists(path):
-        path = path.parent
-    return path
-
-
-def _gib(count: float) -> str:
-    """Bytes for a person, in GiB or MiB."""
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

@@ -247,6 +247,8 @@ def _state(view: RunView) -> str:
             facts.append(f"{duration(progress.eta_s)} to go")
     if view.goodput.productive_ratio is not None:
         facts.append(f"goodput {ratio(view.goodput.productive_ratio)}")
+    if view.lineage is not None:
+        facts.append(f"forked from {view.lineage.text}")
     tail = f" ({view.state_reason})" if view.state_reason else ""
     return ", ".join(facts) + tail
 

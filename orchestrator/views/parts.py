@@ -17,6 +17,7 @@ from orchestrator.views.records import (
     CycleView,
     DecisionView,
     IncidentView,
+    LineageView,
     NodeBeat,
     NodeView,
     RankView,
@@ -218,6 +219,15 @@ def _cost(data: dict[str, Any]) -> CostView:
         total_s=finite(data.get("total_s")),
         lost_steps=lost if isinstance(lost, int) else None,
     )
+
+
+def lineage_of(events: Iterable[Event]) -> LineageView | None:
+    """Where a forked run comes from; None for a run of its own."""
+    event = next((event for event in events if event.kind == "forked"), None)
+    if event is None:
+        return None
+    names = ("run", "run_dir", "step", "checkpoint", "digest", "weights_only", "by", "why")
+    return LineageView(**{name: event.data.get(name) for name in names}, unix=event.unix)
 
 
 def checkpoints_of(counting: Counting, events: Iterable[Event]) -> tuple[CheckpointView, ...]:

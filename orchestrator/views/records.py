@@ -232,6 +232,28 @@ class StopView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LineageView:
+    """The run and checkpoint that this run was forked from. `weights_only`: it began at step 0 with their weights."""
+
+    run: str | None
+    run_dir: str | None
+    step: int | None
+    checkpoint: str | None
+    digest: str | None
+    weights_only: bool | None
+    by: str | None
+    why: str | None
+    unix: float
+
+    @property
+    def text(self) -> str:
+        """demo@4000 (step-000004000.a0001g01c0001), weights only"""
+        step = "an unknown step" if self.step is None else str(self.step)
+        only = ", weights only" if self.weights_only else ""
+        return f"{self.run or 'an unknown run'}@{step} ({self.checkpoint or 'unknown checkpoint'}){only}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """Everything there is to show of one run, at `now_unix`."""
 
@@ -265,6 +287,7 @@ class RunView:
     metrics_addresses: tuple[str, ...]
     profiles: tuple[str, ...]
     problems: tuple[str, ...]
+    lineage: LineageView | None = None
 
     @property
     def lost_spares(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from orchestrator.views.parts import (
     cycles_of,
     decisions_of,
     incidents_of,
+    lineage_of,
     nodes_of,
     requests_of,
     state_of,
@@ -114,6 +115,7 @@ def build_view(inputs: RunInputs) -> RunView:
         metrics_addresses=inputs.targets,
         profiles=inputs.profiles,
         problems=inputs.problems,
+        lineage=lineage_of(inputs.events),
     )
     return harmless_data(view)
 

@@ -89,6 +89,8 @@ def _facts(view: RunView) -> list[tuple[str, RenderableType]]:
     ]
     if progress.validation_loss is not None:
         facts.insert(4, ("held-out loss", loss(progress.validation_loss)))
+    if view.lineage is not None:
+        facts.insert(2, ("forked from", Text(view.lineage.text)))
     if view.lost_spares:
         facts.append(("hot spares", Text("\n".join(view.lost_spares), style="yellow")))
     if view.profiles:

@@ -47,10 +47,12 @@ def config(
     monkeypatch.chdir(work)
     ask = check.ask_trainer
 
-    def ask_once(config: Path, *, overrides: tuple[str, ...], site: Path | None, here: bool) -> dict[str, Any]:
-        question = (config.name, config.read_text(), overrides, site, here)
+    def ask_once(
+        config: Path, *, overrides: tuple[str, ...], site: Path | None, here: bool, cwd: Path | None = None
+    ) -> dict[str, Any]:
+        question = (config.name, config.read_text(), overrides, site, here, cwd)
         if question not in answers:
-            answers[question] = ask(config, overrides=overrides, site=site, here=here)
+            answers[question] = ask(config, overrides=overrides, site=site, here=here, cwd=cwd)
         return answers[question]
 
     monkeypatch.setattr(check, "ask_trainer", ask_once)

@@ -12,7 +12,20 @@ import pytest
 from orchestrator.cli.app import exit_code_of_trainer, run
 
 COMMANDS = [
-    *("check", "render", "submit", "resume", "controller", "status", "watch", "logs", "explain", "report"),
+    *(
+        "check",
+        "render",
+        "submit",
+        "resume",
+        "fork",
+        "clean",
+        "controller",
+        "status",
+        "watch",
+        "logs",
+        "explain",
+        "report",
+    ),
     *("drain", "cancel", "save-now", "profile", "export", "data"),
 ]
 HEAVY = ("torch", "rich", "pydantic", "jinja2", "prometheus_client", "plotly", "yaml", "submitit", "transformers")

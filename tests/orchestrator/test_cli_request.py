@@ -21,6 +21,7 @@ from orchestrator.state.fsio import list_names
 from orchestrator.state.ledger import Ledger, read_all
 from orchestrator.state.records import Manifest, ManifestState
 from orchestrator.state.requests import acknowledge, read_requests
+from orchestrator.state.retention import Retention
 from orchestrator.state.rundir import RunPaths
 from orchestrator.submit import submit
 from orchestrator.views import logs
@@ -36,7 +37,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
         tmp_path / "runs",
         submit.NewRun(
             facts=cases.make_facts(), config_text="general: {run: demo}\n", secret_env={}, provenance={},
-            run_created={"run": "demo", "world_size": 8, "launcher": "local"}, keep_last=2,
+            run_created={"run": "demo", "world_size": 8, "launcher": "local"}, retention=Retention(),
         ),
         writer="cli-x",
     )  # fmt: skip
@@ -251,7 +252,7 @@ def converted(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> list[list[str
         calls.append([command, *arguments])
         return 0
 
-    monkeypatch.setattr(action, "pass_to_trainer", convert)
+    monkeypatch.setattr("orchestrator.cli.actions.convert.pass_to_trainer", convert)
     return calls
 
 

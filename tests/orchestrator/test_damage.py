@@ -33,6 +33,7 @@ from orchestrator.state.records import (
     Verb,
 )
 from orchestrator.state.requests import make_request, write_request
+from orchestrator.state.retention import Retention
 from orchestrator.state.rundir import RunPaths, make_attempt, make_cycle
 from orchestrator.submit import submit
 from orchestrator.views import watch
@@ -163,7 +164,7 @@ def make(root: Path, *, alive: bool) -> Path:
         root,
         submit.NewRun(
             facts=cases.make_facts(), config_text=CONFIG, secret_env={}, provenance={"workdir": str(root)},
-            run_created={"run": "demo", "world_size": 8, "launcher": "local"}, keep_last=2,
+            run_created={"run": "demo", "world_size": 8, "launcher": "local"}, retention=Retention(),
         ),
         writer=f"cli-{ULID}",
     )  # fmt: skip

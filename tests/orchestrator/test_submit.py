@@ -19,6 +19,7 @@ from orchestrator.errors import PawlError, UsageError
 from orchestrator.state.ledger import read_all
 from orchestrator.state.provenance import collect_provenance
 from orchestrator.state.records import LaunchFacts, parse_launch_facts
+from orchestrator.state.retention import Retention
 from orchestrator.submit import submit
 from orchestrator.submit.secrets_file import read_secrets, split_secrets, write_secrets
 
@@ -30,7 +31,7 @@ def new_run(*, run: str = "demo", secret: dict[str, str] | None = None, keep_las
         secret_env=secret or {},
         provenance={"schema_version": 1},
         run_created={"run": run, "world_size": 8},
-        keep_last=keep_last,
+        retention=Retention(keep_last=keep_last),
     )
 
 

@@ -2,35 +2,82 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from orchestrator.cli.places import runs_folder
 from orchestrator.config.check import CheckResult, run_check
-from orchestrator.config.problems import Severity, format_problem
+from orchestrator.config.problems import Problem, Severity, format_problem
 from orchestrator.config.secret_names import REDACTED, is_secret_key
 from orchestrator.config.site import find_site
 from orchestrator.config.spec import RunSpec
 from orchestrator.errors import UsageError
 from orchestrator.state.records import LaunchFacts
+from orchestrator.submit.facts import retention_of_config
 from orchestrator.submit.redact import redact
+from orchestrator.submit.space import Need, free_bytes, nearest_existing, need_of, shortage, space_line
 from orchestrator.views.human import size as human_size
 from orchestrator.words import plural
 
 
 def check_config(
-    config: Path, *, overrides: tuple[str, ...], here: bool, show: bool, site: Path | None, as_json: bool
+    config: Path,
+    *,
+    overrides: tuple[str, ...],
+    here: bool,
+    show: bool,
+    site: Path | None,
+    as_json: bool,
+    runs_root: Path | None = None,
 ) -> int:
-    """Check and print; 0, or 2 when there is an error."""
+    """Check and print; 0, or 2 when there is an error. `here`: also whether the checkpoints fit into `runs_root`."""
     result = redact(run_check(config, overrides=overrides, site=find_site(site), here=here))
+    space = None
+    if here and result.facts is not None:
+        root, need = runs_folder(runs_root, site=site), need_of(result.facts, retention_of_config(result.config))
+        space, result = space_data(root, need), with_shortage(result, root, need, file=str(config))
     if as_json:
-        typer.echo(json.dumps(as_data(result), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps({**as_data(result), "space": space}, indent=2, ensure_ascii=False))
     else:
-        for line in report(result, show=show):
+        for line in report(result, show=show, space=None if space is None else str(space["text"])):
             typer.echo(line)
     return 0 if result.ok else UsageError.exit_code
+
+
+def space_data(root: Path, need: Need) -> dict[str, object]:
+    """Room for checkpoints as plain data; `quota_bytes` is None: pawl does not know it."""
+    free = free_bytes(root)
+    return {
+        "folder": str(nearest_existing(root)),
+        "needed_bytes": need.total,
+        "free_bytes": free,
+        "quota_bytes": None,
+        "text": space_line(root, need),
+    }
+
+
+def with_shortage(result: CheckResult, root: Path, need: Need, *, file: str) -> CheckResult:
+    """The verdict with one error more when the checkpoints do not fit."""
+    why = shortage("" if result.facts is None else result.facts.run, root, need)
+    if why is None:
+        return result
+    found, line = result.origins.get("checkpoints.keep_last", ""), 0
+    if found.rpartition(":")[2].isdecimal():
+        file, _, number = found.rpartition(":")
+        line = int(number)
+    problem = Problem(
+        severity=Severity.ERROR,
+        file=file,
+        line=line,
+        key="checkpoints.keep_last",
+        found=None,
+        expected=None,
+        message=why,
+    )
+    return replace(result, problems=(*result.problems, problem))
 
 
 def as_data(result: CheckResult) -> dict[str, Any]:
@@ -60,7 +107,7 @@ def launch_data(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def report(result: CheckResult, *, show: bool) -> Iterator[str]:
+def report(result: CheckResult, *, show: bool, space: str | None = None) -> Iterator[str]:
     """The verdict for a person."""
     for problem in result.problems:
         if problem.severity is not Severity.UNCHECKED:
@@ -77,6 +124,8 @@ def report(result: CheckResult, *, show: bool) -> Iterator[str]:
     if result.facts is not None:
         yield from facts_table(result.facts)
         yield from fit_lines(result.fit)
+    if space is not None:
+        yield space
     if result.spec is not None and result.ok:
         # With errors the shape may be nothing but defaults, shown as if they were meant.
         yield from launch_lines(result.spec)

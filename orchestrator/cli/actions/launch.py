@@ -24,12 +24,14 @@ from orchestrator.state.provenance import collect_provenance, whoami
 from orchestrator.state.records import LaunchFacts
 from orchestrator.state.requests import new_ulid
 from orchestrator.state.rundir import RunPaths
+from orchestrator.submit.facts import retention_of_config
 from orchestrator.submit.plan import LaunchPlan, plan_launch
 from orchestrator.submit.quoting import REDACTED
 from orchestrator.submit.redact import redact
 from orchestrator.submit.render import render_batch
 from orchestrator.submit.resume import resume as resume_paths
 from orchestrator.submit.secrets_file import split_secrets
+from orchestrator.submit.space import need_of, space_line
 from orchestrator.submit.submit import NewRun, check_place, make_run, run_folder
 from orchestrator.submit.templates import PLAIN, SUPERVISED, load_template
 from orchestrator.supervise.ports import is_free
@@ -96,9 +98,13 @@ def submit_config(
     plan = _first_plan(spec, run, folder)
     script = render_batch(plan, load_template(SUPERVISED)) if spec.launcher.kind == "slurm" else None
     if dry_run:
-        return _show(plan, spec, script, folder)
-    _check_tools(spec)
-    paths = make_run(root, run, writer=f"cli-{new_ulid()}")
+        return _show(plan, spec, script, folder, run)
+    check_tools(spec)
+    return start(make_run(root, run, writer=f"cli-{new_ulid()}"), watching=watching)
+
+
+def start(paths: RunPaths, *, watching: bool) -> int:
+    """Launch a run that was just made, say where to look, and watch it if asked."""
     _launch(paths)
     for line in where_to_look(paths.root):
         typer.echo(line)
@@ -139,7 +145,6 @@ def _new_run(result: CheckResult, *, config: Path, overrides: tuple[str, ...]) -
     blank = [name for name, value in secret.items() if value == REDACTED]
     if blank:
         raise ConfigProblems(f"slurm.env.{blank[0]}: its value is {REDACTED}, a blanked secret. Give the value itself.")
-    checkpoints = (result.config or {}).get("checkpoints") or {}
     now = time.time()
     return NewRun(
         facts=facts,
@@ -154,7 +159,7 @@ def _new_run(result: CheckResult, *, config: Path, overrides: tuple[str, ...]) -
             "launcher": spec.launcher.kind,
             "by": whoami(),
         },
-        keep_last=int(checkpoints.get("keep_last") or 2),
+        retention=retention_of_config(result.config),
     )
 
 
@@ -172,7 +177,7 @@ def _first_plan(spec: RunSpec, run: NewRun, folder: Path) -> LaunchPlan:
     )
 
 
-def _check_tools(spec: RunSpec) -> None:
+def check_tools(spec: RunSpec) -> None:
     """What the launcher needs on this machine. Raises SlurmUnreachable or PawlError."""
     if spec.launcher.kind == "slurm":
         find_sbatch(os.environ)
@@ -184,11 +189,12 @@ def _check_tools(spec: RunSpec) -> None:
         )
 
 
-def _show(plan: LaunchPlan, spec: RunSpec, script: str | None, folder: Path) -> int:
+def _show(plan: LaunchPlan, spec: RunSpec, script: str | None, folder: Path, run: NewRun) -> int:
     """The dry run: what would be made and started."""
     typer.echo(f"Would make {folder} and start attempt 1:")
     for line in launch_lines(spec):
         typer.echo(f"  {line}")
+    typer.echo(f"  {space_line(folder, need_of(run.facts, run.retention))}")
     typer.echo("")
     typer.echo(script if script is not None else shlex.join([*plan.supervise, *plan.torchrun]))
     return 0

@@ -1,4 +1,4 @@
-"""Commands that look at a config or start something: check, render, submit, resume, controller."""
+"""Commands that look at a config or start something: check, render, submit, resume, fork, controller."""
 
 from typing import Annotated
 
@@ -24,6 +24,7 @@ def check(
     overrides: SetOption = None,
     here: Annotated[bool, typer.Option("--here", help="Paths and tools of this machine must be right, too.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Every value and where it comes from.")] = False,
+    runs_root: RunsRootOption = None,
     site: SiteOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -37,7 +38,13 @@ def check(
     from orchestrator.cli.actions import check as action
 
     code = action.check_config(
-        config, overrides=tuple(overrides or ()), here=here, show=show, site=site, as_json=as_json
+        config,
+        overrides=tuple(overrides or ()),
+        here=here,
+        show=show,
+        site=site,
+        as_json=as_json,
+        runs_root=runs_root,
     )
     raise typer.Exit(code)
 
@@ -116,6 +123,54 @@ def resume(
     raise typer.Exit(code)
 
 
+def fork(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN[@STEP]", help="The run, and the step of a checkpoint [its newest].", show_default=False
+        ),
+    ],
+    new: Annotated[str, typer.Option("--run", metavar="NEW", help="Name of the new run.", show_default=False)],
+    overrides: SetOption = None,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Start at step 0 from its weights, with fresh moments and data.")
+    ] = False,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the run.")] = "",
+    launcher: LauncherOption = None,
+    no_start: Annotated[bool, typer.Option("--no-start", help="Make it HELD; `pawl resume NEW` starts it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and show everything, make nothing.")] = False,
+    watching: Annotated[bool, typer.Option("--watch", help="Watch the new run afterwards.")] = False,
+    runs_root: RunsRootOption = None,
+    site: SiteOption = None,
+) -> None:
+    """Make a new run that starts from a checkpoint of another, and start it.
+
+    It goes on at that step with moments and data position; any key may change that leaves the shapes of tensors as
+    they are. The source is only read: it may train on, and delete its checkpoint later.
+
+    \b
+    pawl fork demo@4000 --run demo-lr2 --set optimizer.learning_rate_scheduler.learning_rate=1e-4
+    pawl fork demo --run demo-longer --set tokens.train_steps=20000 --why "loss still falls"
+    pawl fork demo --run demo-code --weights-only --set data.dataset.dataset_folder=[code] --no-start
+    """
+    from orchestrator.cli.actions import fork as action
+
+    code = action.fork_run(
+        source,
+        new=new,
+        overrides=tuple(overrides or ()),
+        weights_only=weights_only,
+        why=why,
+        launcher=launcher,
+        starts=not no_start,
+        dry_run=dry_run,
+        watching=watching,
+        runs_root=runs_root,
+        site=site,
+    )
+    raise typer.Exit(code)
+
+
 def controller(
     once: Annotated[bool, typer.Option("--once", help="Look at every run once and end (for cron).")] = False,
     observe: Annotated[bool, typer.Option("--observe", help="Decide and say, but change nothing.")] = False,
@@ -143,7 +198,8 @@ def controller(
 def register(app: typer.Typer) -> None:
     """Add these commands."""
     commands = (
-        ("check", check), ("render", render), ("submit", submit), ("resume", resume), ("controller", controller),
+        ("check", check), ("render", render), ("submit", submit), ("resume", resume), ("fork", fork),
+        ("controller", controller),
     )  # fmt: skip
     for name, function in commands:
         app.command(name)(function)
