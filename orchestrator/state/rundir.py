@@ -163,6 +163,10 @@ class RunPaths:
         return self.profiles / name
 
     @property
+    def exports(self) -> Path:
+        return self.root / "exports"
+
+    @property
     def targets(self) -> Path:
         return self.root / "metrics" / "targets.json"
 
