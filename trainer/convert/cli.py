@@ -7,6 +7,7 @@ from pathlib import Path
 from trainer.convert.export_hf import DTYPES, Exported, export_hf
 from trainer.convert.hf_model import ConvertError
 from trainer.convert.import_hf import Imported, import_hf
+from trainer.convert.push import check_token, push
 from trainer.convert.shards import MAX_SHARD_BYTES
 
 Progress = Callable[[str, int, int], None]
@@ -25,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=tuple(DTYPES), help="of an export's weights (default: the run's compute dtype)"
     )
     parser.add_argument("--tokenizer", type=Path, help="folder with tokenizer.json (default: the one the run names)")
+    parser.add_argument("--push-to-hub", metavar="REPO", help="upload the export to this repository, with your token")
+    parser.add_argument("--revision", metavar="BRANCH", help="the branch to upload to (default: main)")
     parser.add_argument(
         "--max-shard-bytes", type=int, default=MAX_SHARD_BYTES, help="largest weight file (default: 5 GB)"
     )
@@ -32,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Convert. Raises CheckpointInvalid or ConvertError."""
+    token = None if args.push_to_hub is None else check_token()
     # Imported here: --help need not wait for it.
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -41,6 +45,8 @@ def main(args: argparse.Namespace) -> int:
         task = bar.add_task(f"→ {args.save_path}", total=None)
         done = _convert(args, lambda _, number, total: bar.update(task, completed=number, total=total))
     print(done)
+    if token is not None:
+        print(f"pushed to {push(args.save_path, args.push_to_hub, token=token, revision=args.revision)}")
     return 0
 
 
@@ -55,8 +61,8 @@ def _convert(args: argparse.Namespace, progress: Progress) -> str:
             progress=progress,
         )
         return summary(exported)
-    if args.dtype is not None or args.tokenizer is not None:
-        raise ConvertError("--dtype and --tokenizer are of an export: an import keeps every bit and every file.")
+    if any(option is not None for option in (args.dtype, args.tokenizer, args.push_to_hub)):
+        raise ConvertError("--dtype, --tokenizer and --push-to-hub are of an export: an import keeps every bit.")
     imported = import_hf(args.checkpoint_path, args.save_path, max_shard_bytes=args.max_shard_bytes, progress=progress)
     return import_summary(imported)
 

@@ -1,6 +1,5 @@
-"""What drain, cancel, save-now, profile and export do: leave a request, wait for its answer; run the converter."""
+"""What drain, cancel, save-now and profile do: leave a request, wait for its answer; which checkpoint is meant."""
 
-import os
 import re
 import time
 from pathlib import Path
@@ -8,12 +7,10 @@ from typing import Any
 
 import typer
 
-from orchestrator.cli.app import pass_to_trainer
 from orchestrator.cli.places import the_run
 from orchestrator.errors import PawlError, UsageError
 from orchestrator.state import ledger
 from orchestrator.state.fsio import list_names, read_text
-from orchestrator.state.ledger import Ledger, latest_epoch
 from orchestrator.state.provenance import whoami
 from orchestrator.state.records import Request, Verb
 from orchestrator.state.requests import make_request, new_ulid, write_request
@@ -149,26 +146,6 @@ def _no_answer(view: RunView, verb: Verb, timeout_s: float) -> str:
         f"{view.run} did not acknowledge the request to {verb} within {timeout_s:g} s. {known}. The request stands and "
         f"is acted on as soon as somebody reads it: `pawl status {view.run}` shows it, a longer --timeout waits for it."
     )
-
-
-def export_run(run: str, *, out: Path, step: int | None, runs_root: Path | None, site: Path | None) -> int:
-    """Convert a checkpoint that counts to a Hugging Face folder, by the trainer's own command."""
-    paths = the_run(run, runs_root=runs_root, site=site)
-    view = run_view(paths.root)
-    chosen = choose_checkpoint(view, step)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists already and is not an empty folder. Give another --out.")
-    typer.echo(f"Exporting {chosen.name} of {view.run} to {out}")
-    for line in passed_over(view, chosen, step):
-        typer.echo(line)
-    path = str(paths.checkpoint(chosen.name))
-    arguments = ["--checkpoint-path", path, "--save-path", str(out), "--target-format", "hf"]
-    code = pass_to_trainer("convert", arguments, prog="pawl export")
-    # A run of someone else can be exported, but its ledger is not ours to write.
-    if code == 0 and os.access(paths.ledger, os.W_OK):
-        writer = Ledger(paths.root, f"cli-{new_ulid()}")
-        writer.append(latest_epoch(ledger.read_all(paths.root)), "export", {"step": chosen.step, "out": str(out)})
-    return code
 
 
 def passed_over(view: RunView, chosen: CheckpointView, step: int | None) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""Commands that ask something of a run or take something out of it: drain, cancel, save-now, profile, export, data."""
+"""Commands that ask something of a run or take something out of it: drain, cancel, save-now, profile, export, import,
+data.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -83,19 +85,56 @@ def profile(
 def export(
     run: RunArgument,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to make.", show_default=False)],
-    step: Annotated[int | None, typer.Option("--step", help="Checkpoint of this step [the newest].", min=1)] = None,
+    step: Annotated[
+        list[int] | None, typer.Option("--step", help="Checkpoint of this step [the newest]; may be repeated.", min=1)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every checkpoint that counts.")] = False,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="Of the weights [the run's compute dtype].")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="DIR", help="Its folder [the one the run names].")
+    ] = None,
+    push_to_hub: Annotated[
+        str | None, typer.Option("--push-to-hub", metavar="REPO", help="Upload it too, with your own token.")
+    ] = None,
+    executor: Annotated[
+        str | None,
+        typer.Option("--executor", metavar="slurm|local", help="One job for each step, all at once [here, in turn]."),
+    ] = None,
     runs_root: RunsRootOption = None,
     site: SiteOption = None,
 ) -> None:
-    """Write a checkpoint as a folder that transformers loads.
+    """Write checkpoints as folders that transformers loads; several go to DIR/step-N each.
 
     \b
     pawl export demo --out exported
-    pawl export demo --step 4000 --out exported-4000
+    pawl export demo --step 4000 --step 8000 --out exported
+    pawl export demo --all --out exported --executor slurm
     """
-    from orchestrator.cli.actions import request as action
+    from orchestrator.cli.actions import convert as action
 
-    raise typer.Exit(action.export_run(run, out=out, step=step, runs_root=runs_root, site=site))
+    wish = action.ExportWish(
+        out=out, steps=tuple(step or ()), every=every, dtype=dtype, tokenizer=tokenizer, push_to_hub=push_to_hub,
+        executor=executor,
+    )  # fmt: skip
+    raise typer.Exit(action.export_run(run, wish, runs_root=runs_root, site=site))
+
+
+def import_(
+    folder: Annotated[
+        Path, typer.Argument(metavar="HF_DIR", help="Folder of a Hugging Face model.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="CKPT", help="Checkpoint to make.", show_default=False)],
+) -> None:
+    """Make a checkpoint of a Hugging Face model, for a run to start from.
+
+    The model section in its config.yaml starts a run from its weights. Nothing is downloaded.
+
+    \b
+    pawl import models/SmolLM2-135M --out imported/smollm2
+    """
+    from orchestrator.cli.actions import convert as action
+
+    raise typer.Exit(action.import_model(folder, out=out))
 
 
 def data() -> None:
@@ -115,6 +154,6 @@ def data() -> None:
 def register(app: typer.Typer) -> None:
     """Add these commands."""
     asked = (("drain", drain), ("cancel", cancel), ("save-now", save_now), ("profile", profile))
-    commands = (*asked, ("export", export), ("data", data))
+    commands = (*asked, ("export", export), ("import", import_), ("data", data))
     for name, function in commands:
         app.command(name)(function)
