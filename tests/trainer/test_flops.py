@@ -27,8 +27,9 @@ def counted_flops(c: Config) -> int:
     batch, heads, kv, d = c.global_batch_size, m.num_attention_heads, m.num_key_value_heads, m.head_dim
     shapes = {
         "q": (heads * d, m.hidden_size), "k": (kv * d, m.hidden_size), "v": (kv * d, m.hidden_size),
-        "o": (m.hidden_size, heads * d), "gate": (m.intermediate_size, m.hidden_size),
-        "up": (m.intermediate_size, m.hidden_size), "down": (m.hidden_size, m.intermediate_size),
+        "o": (m.hidden_size, heads * d), "up": (m.intermediate_size, m.hidden_size),
+        "down": (m.hidden_size, m.intermediate_size),
+        **({} if m.model_type == "starcoder2" else {"gate": (m.intermediate_size, m.hidden_size)}),
     }  # fmt: skip
     layers = [
         {name: torch.empty(shape, device="meta", requires_grad=True) for name, shape in shapes.items()}
@@ -42,7 +43,9 @@ def counted_flops(c: Config) -> int:
             k, v = (t.repeat_interleave(heads // kv, dim=1) for t in (k, v))
             scores = torch.softmax(q @ k.transpose(-1, -2), dim=-1)
             x_BTD = x_BTD + F.linear((scores @ v).transpose(1, 2).flatten(2), w["o"])
-            x_BTD = x_BTD + F.linear(F.silu(F.linear(x_BTD, w["gate"])) * F.linear(x_BTD, w["up"]), w["down"])
+            up = F.linear(x_BTD, w["up"])
+            inner = F.silu(F.linear(x_BTD, w["gate"])) * up if "gate" in w else F.gelu(up)
+            x_BTD = x_BTD + F.linear(inner, w["down"])
         F.linear(x_BTD, head).sum().backward()  # type: ignore[no-untyped-call]
     return int(counter.get_total_flops())
 
@@ -54,6 +57,8 @@ def counted_flops(c: Config) -> int:
         ("model.model_config.num_key_value_heads=4",),
         ("model.model_config.num_key_value_heads=1", "model.model_config.head_dim=32"),
         ("tokens.micro_batch_size=3", "tokens.sequence_length=64", "model.model_config.vocab_size=1021"),
+        ("model.model_config.model_type=starcoder2",),
+        ("model.model_config.model_type=smollm3", "model.model_config.hidden_act=relu2"),
     ],
 )
 def test_full_attention_equals_torchs_counter(overrides: tuple[str, ...]) -> None:

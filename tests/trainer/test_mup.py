@@ -27,9 +27,9 @@ LR, LR_LOGITS = 2e-3, 1e-2
 BOUND = 0.25
 
 
-def config_of(width: int, *, use_mup: bool, tied: bool) -> c.Config:
+def config_of(width: int, *, use_mup: bool, tied: bool, kind: str) -> c.Config:
     """Everything that is a width grows with it, the head size too; numbers of heads, layers and words do not."""
-    config = tiny_config(use_mup=use_mup, tied=tied, clip=None)
+    config = tiny_config(use_mup=use_mup, tied=tied, clip=None, model_type=kind)
     shape = config.model.model_config_.model_copy(
         update={"hidden_size": width, "intermediate_size": 2 * width, "head_dim": width // 4}
     )
@@ -57,9 +57,9 @@ def outputs_of(engine: Engine, batch: StepBatch) -> dict[str, torch.Tensor]:
     return {name: torch.stack(parts) for name, parts in seen.items()} | {"logits": logits}
 
 
-def changes(width: int, *, use_mup: bool, tied: bool, lr: float) -> dict[str, float]:
+def changes(width: int, *, use_mup: bool, tied: bool, lr: float, kind: str) -> dict[str, float]:
     """RMS of what four steps changed of each output."""
-    engine = solo_engine(config_of(width, use_mup=use_mup, tied=tied))
+    engine = solo_engine(config_of(width, use_mup=use_mup, tied=tied, kind=kind))
     probe = tiny_batch(99)
     before = outputs_of(engine, probe)
     for step in range(STEPS):
@@ -67,8 +67,8 @@ def changes(width: int, *, use_mup: bool, tied: bool, lr: float) -> dict[str, fl
     return {name: float((out - before[name]).square().mean().sqrt()) for name, out in outputs_of(engine, probe).items()}
 
 
-def slopes(*, use_mup: bool, tied: bool, lr: float) -> dict[str, float]:
-    table = [changes(width, use_mup=use_mup, tied=tied, lr=lr) for width in WIDTHS]
+def slopes(*, use_mup: bool, tied: bool, lr: float, kind: str = "llama") -> dict[str, float]:
+    table = [changes(width, use_mup=use_mup, tied=tied, lr=lr, kind=kind) for width in WIDTHS]
     logs = np.log2(WIDTHS)
     return {name: float(np.polyfit(logs, np.log2([row[name] for row in table]), 1)[0]) for name in table[0]}
 
@@ -81,6 +81,12 @@ def test_changes_per_step_do_not_depend_on_the_width(tied: bool) -> None:
     assert len(hidden) == 2 * 12 + 2
     assert max(map(abs, hidden.values())) < BOUND, hidden
     assert abs(slopes(use_mup=True, tied=tied, lr=LR_LOGITS)["logits"]) < BOUND
+
+
+def test_changes_of_a_model_with_biases_and_layernorms_do_not_depend_on_the_width() -> None:
+    hidden = slopes(use_mup=True, tied=True, lr=LR, kind="starcoder2")
+    hidden.pop("logits")
+    assert len(hidden) == 2 * 11 + 2 and max(map(abs, hidden.values())) < BOUND, hidden
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

@@ -61,6 +61,7 @@ def test_every_element_is_placed_once_and_counted_once(
         ({"mlp_bias": True}, {f"{x}_proj.bias" for x in ("gate", "up", "down")}),
         ({"model_type": "qwen2"}, {f"{x}_proj.bias" for x in "qkv"}),
         ({"model_type": "qwen3"}, {"q_norm.weight", "k_norm.weight"}),
+        ({"model_type": "smollm3"}, set()),
     ],
 )
 def test_the_table_is_what_the_model_holds(options: dict[str, Any], more: set[str]) -> None:
@@ -73,6 +74,38 @@ def test_the_table_is_what_the_model_holds(options: dict[str, Any], more: set[st
     assert all(spec.init.std > 0 if len(spec.shape) == 2 else spec.wd_mult == 0.0 for spec in engine.specs)
     biases = [spec for spec in engine.specs if spec.name.endswith("bias")]
     assert all(spec.init.kind is InitKind.ZEROS for spec in biases)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_the_table_of_starcoder2_is_what_the_model_holds(use_bias: bool) -> None:
+    """Two matrices, biases of the linear layers where asked for, of the norms always; none of them decays."""
+    engine = solo_engine(tiny_config(tied=False, model_type="starcoder2", use_bias=use_bias))
+    names = {spec.name for spec in engine.specs}
+    live = {f"{block}.{name}" for block, m in engine._modules.items() for name, _ in m.named_parameters()}
+    linear = {*(f"self_attn.{x}_proj" for x in "qkvo"), "mlp.c_fc", "mlp.c_proj"}
+    norms = {"input_layernorm", "post_attention_layernorm"}
+    layer = {f"{x}.weight" for x in linear | norms} | {f"{x}.bias" for x in (linear | norms if use_bias else norms)}
+    whole = {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", "model.norm.bias"}
+    assert names == live == whole | {f"model.layers.{i}.{name}" for i in range(2) for name in layer}
+    assert {spec.name for spec in engine.specs if spec.wd_mult} == {s.name for s in engine.specs if len(s.shape) == 2}
+    kinds = {spec.name.rpartition(".")[2]: spec.init.kind for spec in engine.specs if len(spec.shape) == 1}
+    assert kinds == {"weight": InitKind.ONES, "bias": InitKind.ZEROS}
+
+
+@pytest.mark.parametrize("tp_mode", ["ALL_REDUCE", "REDUCE_SCATTER"])
+def test_which_gradients_of_starcoder2_are_parts(tp_mode: str) -> None:
+    config = tiny_config(tp=2, tied=False, model_type="starcoder2", tp_mode=tp_mode)
+    specs = param_specs(config, Topology(tp=2))
+    parts = {
+        spec.name.removeprefix("model.layers.0.") for spec in specs if spec.tp_partial_grad and ".1." not in spec.name
+    }
+    norms = {
+        f"{x}.{y}" for x in ("input_layernorm", "post_attention_layernorm", "model.norm") for y in ("weight", "bias")
+    }
+    between = {*norms, "self_attn.o_proj.bias", "mlp.c_proj.bias"}
+    assert parts == (between if tp_mode == "REDUCE_SCATTER" else set())
+    cut = {spec.name.removeprefix("model.layers.0.") for spec in specs if spec.shard_dim == 0 and len(spec.shape) == 1}
+    assert {"mlp.c_fc.bias", "self_attn.q_proj.bias"} <= cut
 
 
 @pytest.mark.parametrize("tp_mode", ["ALL_REDUCE", "REDUCE_SCATTER"])
