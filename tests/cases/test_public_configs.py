@@ -35,7 +35,6 @@ CHANGES_TRAINING: dict[str, set[str]] = {
     },
     "stage3_9T_11T.yaml": {
         "checkpoints.resume_checkpoint_path",
-        "model.model_config.no_rope_layer",
         "optimizer.weight_decay_exclude_named_params",
     },
 }
