@@ -18,6 +18,7 @@ from trainer.journal import Journal
 from trainer.loop import LoopEnd, LoopPlan, TrainLoop
 from trainer.profiler import StepProfiler
 from trainer.records import Epoch
+from trainer.saves import Saves
 from trainer.signals import DrainFlag
 from trainer.throughput import StepCost
 
@@ -41,6 +42,7 @@ class FakeResult:
     num_pairs: int = 9
     profile_steps: int = 0
     grad_norms: dict[str, float] | None = None
+    save_done: bool = False
 
 
 @dataclass
@@ -54,14 +56,14 @@ class FakeEngine:
 
     def train_step(
         self, batch: StepBatch, *, lr: float, weight_decay: float, adam_t: int, control_word: int,
-        profile_steps: int, num_valid: int | None, next_valid: int, grad_norms: bool,
+        profile_steps: int, num_valid: int | None, next_valid: int, grad_norms: bool, save_done: bool,
     ) -> FakeResult:  # fmt: skip
         self.collective_seq += 2
         by_block = {"model.norm": 1.0} if grad_norms else None
         self.counts.append((num_valid, next_valid))
         self.asked.append({"sample": batch.sample_ids[0], "lr": lr, "adam_t": adam_t})
         loss = 10.0 / (1 + batch.sample_ids[0])
-        counts = {"next_num_valid": DP * next_valid, "profile_steps": profile_steps}
+        counts = {"next_num_valid": DP * next_valid, "profile_steps": profile_steps, "save_done": save_done}
         return self.after(FakeResult(loss=loss, control_word=control_word, grad_norms=by_block, **counts))
 
     def eval_loss(self, batch: StepBatch) -> tuple[float, int]:
@@ -106,7 +108,48 @@ def valid(step: int) -> int:
 @dataclass(frozen=True, kw_only=True)
 class Saved:
     name: str
+    step: int
     bytes: int = 1000
+    unix: float = 5.0
+
+
+class FakeSaver:
+    """Saves through the harness; one that nobody waits for is written once `steps` more steps are done.
+
+    steps None: saves only while training waits. error: what each save ends with instead. `waited`: the steps whose
+    save was collected before it was written.
+    """
+
+    def __init__(self, world: "Harness", *, steps: int | None = None, error: Exception | None = None) -> None:
+        self.world, self.steps, self.error = world, steps, error
+        self.is_async = steps is not None
+        self.state: RunState | None = None
+        self.waited: list[int] = []
+
+    @property
+    def step(self) -> int | None:
+        return None if self.state is None else self.state.step
+
+    def is_done(self) -> bool:
+        return self.state is not None and self.world.beats.step >= self.state.step + (self.steps or 0)
+
+    def start(self, state: RunState, before_commit: Callable[[], None], *, waits: bool) -> None:
+        assert self.state is None and self.world.beats.phase is Phase.SAVE and (waits or self.is_async)
+        self.state, self.line = state, before_commit
+        if not waits:
+            before_commit()
+            self.line = lambda: None
+
+    def collect(self) -> Saved:
+        assert self.state is not None
+        state, is_done = self.state, self.is_done()
+        self.state = None
+        if not is_done:
+            assert self.world.beats.phase is Phase.SAVE, "the agent could take the wait for a hang"
+            self.waited.append(state.step)
+        if self.error is not None:
+            raise self.error
+        return self.world.save(state, self.line)
 
 
 class Harness:
@@ -119,6 +162,9 @@ class Harness:
         self.saves: list[RunState] = []
         self.compared: list[int] = []
         self.unequal_at: int | None = parts.get("unequal_at")
+        self.saver = FakeSaver(self, steps=parts.get("save_steps"), error=parts.get("save_error"))
+        self.said: list[str] = []
+        self.committed: list[str] = []
         self.windows: list[int] = []
         self.phases: list[Phase] = []
         self.drain = DrainFlag()
@@ -141,11 +187,11 @@ class Harness:
             raise DesyncError(f"step {state.step}", suspects=(1,))
 
     def save(self, state: RunState, before_commit: Callable[[], None]) -> Saved:
-        assert self.beats.phase is Phase.SAVE
         before_commit()
-        assert self.lines()[-1]["step"] == state.step, "whoever finds the checkpoint finds the step's line"
+        lines = [line["step"] for line in self.lines()]
+        assert state.step in lines, "whoever finds the checkpoint finds the step's line"
         self.saves.append(state)
-        return Saved(name=f"step-{state.step:09d}.{EPOCH.text}")
+        return Saved(name=f"step-{state.step:09d}.{EPOCH.text}", step=state.step)
 
     def run(self, state: RunState | None = None) -> LoopEnd:
         profiler = StepProfiler(
@@ -153,9 +199,10 @@ class Harness:
             wait=lambda: self.windows.append(self.beats.step),
         )  # fmt: skip
         with Journal(self.cycle_dir, print_interval=1) as journal, profiler:
+            saves = Saves(self.saver, self.beats, committed=self.committed.append, say=self.said.append)
             loop = TrainLoop(
                 engine=self.engine, loader=self.loader, plan=self.plan, beats=self.beats,
-                control=Control(self.beats, self.drain), profiler=profiler, journal=journal, save=self.save,
+                control=Control(self.beats, self.drain), profiler=profiler, journal=journal, saves=saves,
                 compare=self.compare, memory=lambda: (7, 9),
                 validated=lambda step: step in self.measured(),
             )  # fmt: skip

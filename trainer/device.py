@@ -82,3 +82,14 @@ def statistics_dtype(compute: torch.dtype) -> torch.dtype:
 def device_name(device: torch.device) -> str | None:
     """The vendor's name of an accelerator, such as 'NVIDIA H100 80GB HBM3'; None on a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
+def host_buffer(numel: int, *, dtype: torch.dtype, source: torch.device) -> torch.Tensor:
+    """Flat host memory to copy into from `source`, pinned where that is an accelerator; every page is there already."""
+    return torch.empty(numel, dtype=dtype, pin_memory=source.type == "cuda").zero_()
+
+
+def wait_for_copies(source: torch.device) -> None:
+    """Until what was copied from `source` without waiting has arrived."""
+    if source.type == "cuda":
+        torch.cuda.current_stream(source).synchronize()

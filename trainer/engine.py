@@ -62,6 +62,7 @@ class StepResult:
     `control_word`: the largest any rank brought. `next_num_valid`: Σ over dp of the `next_valid` that was brought.
     `profile_steps`: the steps to profile from the next one on, once all ranks have brought a wish for it; else 0.
     `grad_norms`: of each block, as `grad_norm`; None where they were not asked for or the step is not finite.
+    `save_done`: every rank brought it.
     """
 
     loss: float
@@ -74,6 +75,7 @@ class StepResult:
     num_pairs: int
     profile_steps: int = 0
     grad_norms: Mapping[str, float] | None = None
+    save_done: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,7 @@ class _Totals:
     profile_steps: int
     next_num_valid: int
     num_pairs: int
+    save_done: bool
 
 
 class Engine:
@@ -161,12 +164,14 @@ class Engine:
     def train_step(
         self, batch: "StepBatch", *, lr: float, weight_decay: float, adam_t: int, control_word: int = 0,
         profile_steps: int = 0, num_valid: int | None = None, next_valid: int = 0, grad_norms: bool = False,
+        save_done: bool = False,
     ) -> StepResult:  # fmt: skip
         """One optimizer step on this dp rank's micro-batches. `adam_t`: number of this update, from 1.
 
         num_valid: valid labels of the global batch, where the step before has counted them; None: they are counted
         now, which costs a wait. next_valid: valid labels in this dp rank's part of the next step's batch. control_word
-        and profile_steps: what this rank was asked for. grad_norms, the same on all ranks: costs 1 all-reduce more.
+        and profile_steps: what this rank was asked for. save_done: its part of a save has ended. grad_norms, the same
+        on all ranks: costs 1 all-reduce more.
 
         Nobody updates when any rank's loss or gradient is not finite, or when no label of the step is valid. Comm:
         collective over the world.
@@ -175,15 +180,17 @@ class Engine:
             num_valid = self._count_valid(batch)
         if num_valid == 0:
             zeros = self._zero(), self._zero()
-            totals = self._reduce_totals(*zeros, control_word, profile_steps, next_valid, batch.num_pairs)
+            totals = self._reduce_totals(*zeros, control_word, profile_steps, save_done, next_valid, batch.num_pairs)
             return StepResult(
                 loss=math.nan, grad_norm=0.0, num_valid=0, finite=True, control_word=totals.control_word,
                 next_num_valid=totals.next_num_valid, num_pairs=totals.num_pairs, profile_steps=totals.profile_steps,
-                skipped="no valid label in the global batch",
+                save_done=totals.save_done, skipped="no valid label in the global batch",
             )  # fmt: skip
         loss = self.backward(batch, num_valid=num_valid)
         squares = self.optimizer.reduce_gradients()
-        totals = self._reduce_totals(squares, loss, control_word, profile_steps, next_valid, batch.num_pairs)
+        totals = self._reduce_totals(
+            squares, loss, control_word, profile_steps, save_done, next_valid, batch.num_pairs
+        )  # fmt: skip
         grad_norm = math.sqrt(totals.square) if totals.square >= 0 else math.nan
         finite = math.isfinite(grad_norm) and math.isfinite(totals.loss)
         by_block = all_reduce(self.optimizer.block_squares(), self.ctx.world) if grad_norms and finite else None
@@ -193,7 +200,7 @@ class Engine:
         return StepResult(
             loss=totals.loss, grad_norm=grad_norm, num_valid=num_valid, finite=finite, control_word=totals.control_word,
             next_num_valid=totals.next_num_valid, num_pairs=totals.num_pairs, profile_steps=totals.profile_steps,
-            grad_norms=_norms(self.optimizer.blocks, by_block),
+            grad_norms=_norms(self.optimizer.blocks, by_block), save_done=totals.save_done,
             skipped=None if finite else f"loss {totals.loss} or gradient norm {grad_norm} is not finite",
         )  # fmt: skip
 
@@ -297,8 +304,8 @@ class Engine:
         return int(all_reduce(count, self.ctx.dp).item())
 
     def _reduce_totals(
-        self, square: torch.Tensor, loss: torch.Tensor, control_word: int, profile_steps: int, next_valid: int,
-        num_pairs: int,
+        self, square: torch.Tensor, loss: torch.Tensor, control_word: int, profile_steps: int, save_done: bool,
+        next_valid: int, num_pairs: int,
     ) -> _Totals:  # fmt: skip
         """Sum norm², loss, the next step's labels and this one's pairs of attention over the world.
 
@@ -306,16 +313,17 @@ class Engine:
         late ones would not record. fp64 counts labels and pairs exactly up to 2^53.
         """
         votes = [float(control_word == word) for word in (Word.SAVE, Word.DRAIN)]
-        votes += [float(profile_steps > 0), float(profile_steps)]
+        votes += [float(profile_steps > 0), float(profile_steps), float(save_done)]
         counts = [float(next_valid), float(num_pairs)] if self._is_loss_rank else [0.0, 0.0]
         local = torch.tensor([*votes, *counts], dtype=torch.float64, device=self.ctx.device)
         sums = torch.cat((torch.stack((square, self._only_once(loss))), local))
         square_sum, loss_sum, saves, drains, *rest = all_reduce(sums, self.ctx.world).tolist()
         word = Word.DRAIN if drains else Word.SAVE if saves else Word.NONE
-        (profiles, profile_sum, next_num_valid, pairs), world = rest, self.ctx.world.size
+        (profiles, profile_sum, saved, next_num_valid, pairs), world = rest, self.ctx.world.size
         return _Totals(
             square=square_sum, loss=loss_sum, control_word=word, next_num_valid=int(next_num_valid),
             num_pairs=int(pairs), profile_steps=int(profile_sum) // world if profiles == world else 0,
+            save_done=saved == world,
         )  # fmt: skip
 
     @property

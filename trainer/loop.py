@@ -21,10 +21,11 @@ from trainer.checkpoint.state import RunState
 from trainer.control import Control
 from trainer.data.ahead import ReadAhead
 from trainer.data.batch import StepBatch
-from trainer.errors import NonFiniteError
+from trainer.errors import DesyncError, NonFiniteError
 from trainer.journal import Journal
 from trainer.profiler import StepProfiler
 from trainer.records import Epoch, TrainLine
+from trainer.saves import Saves
 from trainer.throughput import StepCost, rates
 from trainer.validation import Evaluates, HoldsOut, validate
 
@@ -54,6 +55,8 @@ class StepResultLike(Protocol):
     def profile_steps(self) -> int: ...
     @property
     def grad_norms(self) -> Mapping[str, float] | None: ...
+    @property
+    def save_done(self) -> bool: ...
 
 
 class EngineLike(Evaluates, Protocol):
@@ -61,7 +64,7 @@ class EngineLike(Evaluates, Protocol):
 
     def train_step(
         self, batch: StepBatch, *, lr: float, weight_decay: float, adam_t: int, control_word: int,
-        profile_steps: int, num_valid: int | None, next_valid: int, grad_norms: bool,
+        profile_steps: int, num_valid: int | None, next_valid: int, grad_norms: bool, save_done: bool,
     ) -> StepResultLike: ...  # fmt: skip
 
 
@@ -69,15 +72,6 @@ class LoaderLike(HoldsOut, Protocol):
     """The part of a loader the loop uses."""
 
     def batch(self, step_index0: int, consumed_samples: int) -> StepBatch: ...
-
-
-class SavedLike(Protocol):
-    """What a save says: the checkpoint's name and size."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +110,7 @@ class Taken:
     data_wait_s: float
     profile_steps: int = 0
     grad_norms: Mapping[str, float] | None = None
+    save_done: bool = False
 
     @property
     def computed(self) -> StepCost:
@@ -145,7 +140,7 @@ class TrainLoop:
         control: Control,
         profiler: StepProfiler,
         journal: Journal,
-        save: Callable[[RunState, Callable[[], None]], SavedLike],
+        saves: Saves,
         compare: Callable[[RunState], None],
         memory: Callable[[], tuple[int, int]],
         validated: Callable[[int], bool],
@@ -153,15 +148,14 @@ class TrainLoop:
         self.engine, self.loader, self.plan = engine, loader, plan
         self.ahead = ReadAhead(loader)
         self.beats, self.control, self.profiler, self.journal = beats, control, profiler, journal
-        self._save, self._compare, self._memory, self._validated = save, compare, memory, validated
-        self.checkpoint: str | None = None
+        self.saves, self._compare, self._memory, self._validated = saves, compare, memory, validated
 
     def run(self, state: RunState) -> LoopEnd:
         """Train from `state` to the last step or a drain, then stop at that border with a checkpoint committed.
 
         A validation that an earlier launch owes, because it ended between a save and the pass, is made up first.
-        Raises NonFiniteError (the weights are those of the step before), DesyncError, DataError, and whatever the
-        engine raises.
+        Raises NonFiniteError (the weights are those of the step before), DesyncError, DataError, SaveFailed at a
+        border after the save, and whatever the engine raises.
         """
         gc.collect()
         gc.disable()  # collected at borders instead: on thousands of ranks one of them always pauses in mid-step
@@ -179,12 +173,15 @@ class TrainLoop:
                 if word is not Word.NONE:
                     self.control.acknowledge()
                 if word is Word.DRAIN and state.step < self.plan.train_steps:
-                    return LoopEnd(state=state, drained=True, checkpoint=self.checkpoint)
+                    return LoopEnd(state=state, drained=True, checkpoint=self.saves.checkpoint)
                 if self.is_validation_due(state.step):
                     self.validate(state)
+        except (NonFiniteError, DesyncError):  # raised by all ranks at the same border
+            self.saves.finish()
+            raise
         finally:
             gc.enable()
-        return LoopEnd(state=state, drained=False, checkpoint=self.checkpoint)
+        return LoopEnd(state=state, drained=False, checkpoint=self.saves.checkpoint)
 
     def take_step(self, state: RunState) -> Taken:
         """One update, or one batch passed over because its step lies in a skip window."""
@@ -208,6 +205,7 @@ class TrainLoop:
             num_valid=num_valid,
             next_valid=next_valid,
             grad_norms=self.are_grad_norms_due(step),
+            save_done=self.saves.is_done(),
         )
         self.ahead.note(result.next_num_valid)
         seconds = time.perf_counter() - began
@@ -227,6 +225,7 @@ class TrainLoop:
             data_wait_s=data_wait_s,
             profile_steps=result.profile_steps,
             grad_norms=result.grad_norms,
+            save_done=result.save_done,
         )
 
     def pass_over(self, state: RunState, *, lr: float, seconds: float) -> Taken:
@@ -268,11 +267,13 @@ class TrainLoop:
         )
         self.count(taken)
         if self.is_save_due(state, taken.agreed):
-            self.save(taken)  # compares replicas itself
+            self.save(taken)  # compares replicas itself, and collects the save before
         else:
             if self.plan.replica_interval is not None and state.step % self.plan.replica_interval == 0:
                 self._compare(state)
             self.write_line(taken, save_s=None)
+            if taken.save_done:
+                self.saves.collect()
         self.beats.publish_stats()
         if state.step % GC_INTERVAL_STEPS == 0:
             gc.collect()
@@ -283,20 +284,10 @@ class TrainLoop:
         return at_interval or state.step == self.plan.train_steps or word is not Word.NONE
 
     def save(self, taken: Taken) -> None:
-        """Commit a checkpoint of the state after a step. The step's line is written just before the commit.
-
-        The other way round, a kill between the two would leave a checkpoint whose last step no line tells of, and the
-        resumed run would not train it again.
-        """
-        self.beats.beat(Phase.SAVE)
-        began = time.perf_counter()
-        saved = self._save(taken.state, lambda: self.write_line(taken, save_s=time.perf_counter() - began))
-        self.checkpoint = saved.name
-        stats = self.beats.stats
-        stats.checkpoint_saves_total += 1
-        stats.checkpoint_blocking_seconds_sum += time.perf_counter() - began
-        stats.checkpoint_last_step, stats.checkpoint_last_unix = taken.state.step, time.time()
-        stats.checkpoint_bytes = saved.bytes
+        """Save the state after a step; who asked for it, and the end of the run, wait until it is committed."""
+        is_last = taken.state.step == self.plan.train_steps
+        waits = is_last or taken.agreed is not Word.NONE
+        self.saves.save(taken.state, lambda seconds: self.write_line(taken, save_s=seconds), waits=waits)
 
     def write_line(self, taken: Taken, *, save_s: float | None) -> None:
         """Journal a completed step; only rank 0 keeps a journal."""

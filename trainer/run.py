@@ -16,7 +16,6 @@ import threading
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from typing import Any
 from trainer.alone import choose_and_clear
 from trainer.beat import BeatWriter, Phase, open_beats
 from trainer.checkpoint.load import load_checkpoint
-from trainer.checkpoint.save import SaveResult, save_checkpoint, tokenizer_record
+from trainer.checkpoint.save import tokenizer_record
+from trainer.checkpoint.saver import engine_saver
 from trainer.checkpoint.state import RunState
 from trainer.checkpoint.weights import load_weights
 from trainer.config import Config, load_config
@@ -40,13 +40,14 @@ from trainer.guard import AgentGuard
 from trainer.journal import Journal, validated
 from trainer.launch import Launch, read_launch
 from trainer.loop import LoopPlan, TrainLoop
-from trainer.mesh.context import ParallelContext, check_world_size, init_process_group
+from trainer.mesh.context import ParallelContext, background_of, check_world_size, init_process_group
 from trainer.mesh.topology import Topology
 from trainer.outcome import DONE, DRAINED, HANG_SELF_KILL, Ending, ending_of, leave, relative_to_run, write_outcome
 from trainer.peers import agree, wait_for_peers
 from trainer.profiler import StepProfiler
 from trainer.records import UNSUPERVISED, Cycle, Epoch, Outcome
 from trainer.replicas import Scope
+from trainer.saves import Saves
 from trainer.schedules import batch_size_at, lr_at, weight_decay_at
 from trainer.signals import DrainFlag, install_alone, install_supervised
 from trainer.throughput import StepCost
@@ -128,7 +129,7 @@ class TrainerProcess:
                 control=Control(beats, drain),
                 profiler=profiler,
                 journal=journal,
-                save=lambda state, before_commit: self.save(engine, state, config, before_commit),
+                saves=self.saves(engine, config),
                 compare=lambda state: check_replicas(engine, step=state.step, scope=Scope.ALL),
                 memory=lambda: memory_bytes(context.device) or (0, 0),
                 validated=lambda step: self.validated(step, context),
@@ -241,21 +242,24 @@ class TrainerProcess:
         ordered = () if self.cycle is None else self.cycle.skip_windows
         return replace(state, skip_windows=tuple(sorted({*state.skip_windows, *ordered})))
 
-    def save(self, engine: Engine, state: RunState, config: Config, before_commit: Callable[[], None]) -> SaveResult:
-        """Commit a checkpoint. Comm: collective over all ranks."""
-        saved = save_checkpoint(
+    def saves(self, engine: Engine, config: Config) -> Saves:
+        """The saves of this launch. Comm: with `async_save` makes a group (world)."""
+        assert self.beats is not None
+        saver = engine_saver(
             engine,
-            state,
             checkpoints_dir=self.launch.checkpoints_dir,
             epoch=self.epoch.text,
             run=config.general.run,
             config_text=self.config_text,
             tokenizer=self.tokenizer,
             compare=Scope.TIED if config.parallelism.replica_check_interval is None else Scope.ALL,
-            before_commit=before_commit,
+            background=background_of(engine.ctx) if config.checkpoints.async_save else None,
         )
-        self.checkpoint = saved.name
-        return saved
+        return Saves(saver, self.beats, committed=self.note_checkpoint, say=lambda text: say(engine.ctx, text))
+
+    def note_checkpoint(self, name: str) -> None:
+        """The newest checkpoint this process committed, for its outcome."""
+        self.checkpoint = name
 
     def finish(self, loop: TrainLoop, state: RunState) -> Ending:
         """Run the loop, and say how it ended."""

@@ -21,7 +21,7 @@ from dist.case import batch_of, live_weights, local_batch, make_engine, train
 from dist.pool import Pool, Ranks
 
 from trainer.checkpoint.load import load_checkpoint
-from trainer.checkpoint.save import save_checkpoint
+from trainer.checkpoint.saver import save_checkpoint
 from trainer.checkpoint.state import RunState
 from trainer.engine import Engine, StepResult
 

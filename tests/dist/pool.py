@@ -38,10 +38,21 @@ class Ranks:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._backgrounds: dict[tuple[int, ...], Any] = {}
 
     def group(self, ranks: tuple[int, ...]) -> Any:
         """The process group of `ranks`; None for non-members. KeyError if the caller did not announce it."""
         return self._groups[ranks] if self.rank in ranks else None
+
+    def background(self, ranks: tuple[int, ...]) -> Any:
+        """The second process group of all ranks of a mesh, for another thread. KeyError as `group`."""
+        return self._backgrounds[ranks]
+
+    def make_background(self, ranks: tuple[int, ...]) -> None:
+        """As `make_group`."""
+        import torch.distributed as dist
+
+        self._backgrounds[ranks] = dist.new_group(list(ranks))
 
     def make_group(self, ranks: tuple[int, ...]) -> None:
         """Called on every rank of the pool in one order, members or not.
@@ -69,8 +80,8 @@ def _serve(rank: int, size: int, store_path: str, pipe: Connection) -> None:
     ranks = Ranks(rank)
     while (work := pipe.recv()) is not None:
         where, args = work
-        if where is None:
-            ranks.make_group(*args)
+        if isinstance(where, str):
+            getattr(ranks, where)(*args)
             continue
         try:
             answer = (True, _find(*where)(ranks, *args))
@@ -98,6 +109,7 @@ class Pool:
         self._workers: list[tuple[Any, Connection]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._groups: set[tuple[int, ...]] = set()
+        self._backgrounds: set[tuple[int, ...]] = set()
 
     def run(self, topology: Topology, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Results in rank order. `function` is at its module's top level. Raises RankError with all tracebacks."""
@@ -143,7 +155,12 @@ class Pool:
             if len(ranks) > 1 and ranks not in self._groups:
                 self._groups.add(ranks)
                 for _, pipe in self._workers:
-                    pipe.send((None, (ranks,)))
+                    pipe.send(("make_group", (ranks,)))
+        world = groups[0]
+        if len(world) > 1 and world not in self._backgrounds:
+            self._backgrounds.add(world)
+            for _, pipe in self._workers:
+                pipe.send(("make_background", (world,)))
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -162,7 +179,7 @@ class Pool:
         for process, _ in self._workers:
             process.join()
         self._workers = []
-        self._groups = set()
+        self._groups, self._backgrounds = set(), set()
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

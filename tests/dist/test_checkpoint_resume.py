@@ -10,7 +10,7 @@ from dist.pool import Pool, Ranks
 
 from trainer.checkpoint import save as save_module
 from trainer.checkpoint.load import load_checkpoint
-from trainer.checkpoint.save import save_checkpoint
+from trainer.checkpoint.saver import save_checkpoint
 from trainer.checkpoint.state import RunState
 from trainer.checkpoint.together import SaveFailed
 from trainer.checkpoint.verify import choose_newest, problems

@@ -9,7 +9,7 @@ from dist.pool import Pool, Ranks
 from dist.step_cases import engine_on
 from engine_world import tiny_batch
 
-from trainer.checkpoint.save import save_checkpoint
+from trainer.checkpoint.saver import save_checkpoint
 from trainer.checkpoint.state import RunState
 from trainer.digests import check_replicas
 from trainer.engine import Engine

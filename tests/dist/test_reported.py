@@ -12,7 +12,7 @@ from engine_world import T, V, tiny_batch, tiny_config
 from token_folders import write_folder
 
 from trainer.checkpoint.load import load_checkpoint
-from trainer.checkpoint.save import save_checkpoint
+from trainer.checkpoint.saver import save_checkpoint
 from trainer.checkpoint.state import RunState
 from trainer.config.model import Config, Data, Dataset
 from trainer.data.loader import Loader

@@ -238,7 +238,7 @@ def test_the_line_of_a_saved_step_is_durable_before_the_checkpoint_is(
         before_commit()
         assert synced[-1] == (tmp_path / "train.jsonl").stat().st_size
         assert world.lines()[-1]["step"] == state.step
-        return Saved(name="step")
+        return Saved(name="step", step=state.step)
 
     monkeypatch.setattr(world, "save", save)
     world.run()

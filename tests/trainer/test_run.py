@@ -15,7 +15,7 @@ from record_factory import CYCLE
 
 from trainer import run as run_module
 from trainer.beat import CONTROL, CONTROL_AT, HEADER, HEADER_BYTES, MAGIC, RANK_STRIDE, VERSION, BeatWriter, Phase, Word
-from trainer.checkpoint import save as save_module
+from trainer.checkpoint import saver as saver_module
 from trainer.data.tokenizer import tokenizer_sha256
 from trainer.engine import Engine
 from trainer.errors import DesyncError
@@ -111,7 +111,7 @@ def test_replicas_that_differ_end_the_rank_with_the_suspects_named_and_nothing_s
         scopes.append((step, scope))
         raise DesyncError(f"Replicas differ after step {step}", suspects=(5,))
 
-    for module in (run_module, save_module):
+    for module in (run_module, saver_module):
         monkeypatch.setattr(module, "check_replicas", differ)
     path = tiny_run.make(tmp_path, interval=3)
     body = yaml.safe_load(path.read_text())

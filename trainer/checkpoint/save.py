@@ -1,6 +1,5 @@
 """Write a checkpoint so that it counts only when it is whole.
 
-    all        compare their copies (`digests.py`): a state that is not one state is not saved
     rank 0     makes .step-….partial (refuses if the name is taken)
     each rank  writes its boxes to a file of its own, syncs it, reads it back           no communication
     all        report size and digest to each other
@@ -8,59 +7,46 @@
                folder, renames it to step-…, syncs the parent
 
 A kill at any instant leaves either a complete checkpoint or a `.partial` folder that no reader looks at. Nothing is
-ever overwritten. After a failure that all ranks survive (no space), rank 0 removes the partial folder it made.
+ever overwritten. After a failure that all ranks survive (no space), rank 0 removes the partial folder it made. When a
+save runs, and beside what, is decided in `saver.py`.
 """
 
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from trainer import __version__
+from trainer.checkpoint.contents import Contents, RankContents
 from trainer.checkpoint.index import build_index
 from trainer.checkpoint.manifest import FileRecord, Manifest
-from trainer.checkpoint.naming import (
-    CONFIG,
-    INDEX,
-    MANIFEST,
-    CheckpointName,
-    box_key,
-    parse_epoch,
-    partial_name,
-    rank_file,
-)
-from trainer.checkpoint.plan import Piece, owned_boxes, view
-from trainer.checkpoint.shards import RankShards, shards_of
+from trainer.checkpoint.naming import CONFIG, INDEX, MANIFEST, CheckpointName, partial_name
+from trainer.checkpoint.shards import RankShards
 from trainer.checkpoint.state import RunState
 from trainer.checkpoint.tensorfile import write_tensors
-from trainer.checkpoint.together import SaveFailed, together
+from trainer.checkpoint.together import Meeting, SaveFailed, together
 from trainer.data.format import file_xxh3
 from trainer.data.tokenizer import TOKENIZER_JSON, tokenizer_sha256
-from trainer.digests import check_replicas
 from trainer.fsio import fsync_directory, write_atomic
 from trainer.mup import attention_scale, output_multiplier
-from trainer.optim.layout import STATES
-from trainer.replicas import Scope
 
 if TYPE_CHECKING:
     from trainer.config.model import Config
-    from trainer.engine import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveResult:
-    """A committed checkpoint: its name, the bytes of all its files, the seconds the save took on this rank."""
+    """A committed checkpoint: its name and step, the bytes of all its files, when it was committed (Unix seconds)."""
 
     name: str
+    step: int
     bytes: int
-    seconds: float
+    unix: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,51 +61,33 @@ class Facts:
     tokenizer: Mapping[str, Any] | None
 
 
-def save_checkpoint(
-    engine: "Engine",
-    state: RunState,
+def write_checkpoint(
+    meeting: Meeting,
+    contents: Contents,
+    shards: RankShards,
+    facts: Facts,
     *,
     checkpoints_dir: Path,
-    epoch: str,
-    run: str,
-    config_text: str,
-    tokenizer: Mapping[str, Any] | None,
-    compare: Scope = Scope.TIED,
     before_commit: Callable[[], None] | None = None,
 ) -> SaveResult:
-    """Commit a checkpoint of `state` under `checkpoints_dir`. Comm: 3 all-gathers of a kilobyte (world), and those of
-    `check_replicas`.
+    """Write `contents` and commit. Of `shards` only plan and place are read, not the values. Comm: 3 all-gathers of a
+    kilobyte over `meeting`.
 
-    tokenizer: its record, made once when the run starts (`tokenizer_record`). before_commit: called on rank 0 when all
-    is written and verified, just before the rename: what it records is on disk whenever the checkpoint is. compare:
-    which copies must be equal before anything is made; a file holds one of them, and a load would hide the difference.
-    Raises DesyncError on every rank if they are not, SaveFailed on every rank if any rank fails, or if a checkpoint or
-    a leftover of this name exists.
+    Raises SaveFailed on every rank if any rank fails, or if a checkpoint or a leftover of this name exists.
     """
-    began = time.monotonic()
-    check_replicas(engine, step=state.step, scope=compare)
-    name = CheckpointName(state.step, parse_epoch(epoch))
-    final, partial = checkpoints_dir / str(name), checkpoints_dir / partial_name(name)
-    shards, leads = shards_of(engine), engine.ctx.rank == 0
-    facts = Facts(
-        run=run,
-        name=name,
-        state=state,
-        config_text=config_text,
-        model_config=model_record(engine.config),
-        tokenizer=tokenizer,
-    )
-    together(engine.ctx, lambda: begin(final, partial) if leads else {})
+    leads = shards.rank == 0
+    final, partial = checkpoints_dir / str(facts.name), checkpoints_dir / partial_name(facts.name)
+    together(meeting, lambda: begin(final, partial) if leads else {})
     try:
-        files = together(engine.ctx, lambda: asdict(write_rank(partial, shards)))
+        files = together(meeting, lambda: asdict(write_contents(partial, contents)))
         committed = together(
-            engine.ctx, lambda: commit(partial, final, shards, facts, files, before_commit) if leads else {}
+            meeting, lambda: commit(partial, final, shards, facts, files, before_commit) if leads else {}
         )
     except Exception as error:
         if leads:
             shutil.rmtree(partial, ignore_errors=True)
         raise _failed(final, error) from error
-    return SaveResult(name=str(name), bytes=committed[0]["bytes"], seconds=time.monotonic() - began)
+    return SaveResult(name=str(facts.name), step=facts.state.step, **committed[0])
 
 
 def _failed(final: Path, error: Exception) -> SaveFailed:
@@ -143,26 +111,17 @@ def begin(final: Path, partial: Path) -> dict[str, Any]:
 
 
 def write_rank(folder: Path, shards: RankShards) -> FileRecord:
-    """Write the boxes this rank owns, sync, read the file back. Raises OSError if other bytes come back."""
-    pieces = owned_boxes(shards.specs, shards.layout, shards.topology, shards.rank, shards.zero_stage)
-    entries = [
-        (box_key(state, piece.name, piece.box.offset), shards.dtype, piece.box.size)
-        for state in STATES
-        for piece in pieces
-    ]
-    path = folder / rank_file(shards.rank)
-    written = write_tensors(path, entries, _arrays(shards, pieces))
+    """Write the boxes that a rank owns as they are now; see `write_contents`."""
+    return write_contents(folder, RankContents(shards).live(shards))
+
+
+def write_contents(folder: Path, contents: Contents) -> FileRecord:
+    """Write a rank's file, sync it, read it back. Raises OSError if other bytes come back."""
+    path = folder / contents.file
+    written = write_tensors(path, contents.entries, contents.arrays())
     if file_xxh3(path) != written.xxh3:
         raise OSError(f"{path}: what is read back is not what was written")
     return FileRecord(name=path.name, bytes=written.num_bytes, xxh3=written.xxh3)
-
-
-def _arrays(shards: RankShards, pieces: Sequence[Piece]) -> Iterator[NDArray[Any]]:
-    for state in STATES:
-        for piece in pieces:
-            box: torch.Tensor = view(shards.tensors[state, piece.bucket], piece)
-            # detach().cpu() of a CPU tensor is a view: nothing is copied but what crosses from a GPU.
-            yield np.ascontiguousarray(box.detach().cpu().numpy())
 
 
 def commit(
@@ -207,7 +166,7 @@ def commit(
         before_commit()
     partial.rename(final)
     fsync_directory(final.parent)
-    return {"bytes": manifest.total_bytes + size}
+    return {"bytes": manifest.total_bytes + size, "unix": manifest.created_unix}
 
 
 def _write_text(path: Path, text: str) -> FileRecord:

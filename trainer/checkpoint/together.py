@@ -7,13 +7,12 @@ receive.
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from trainer.comm import all_gather
+from trainer.comm import Group, all_gather
 from trainer.errors import CheckpointInvalid, TrainerError
-from trainer.mesh.context import ParallelContext
 
 MESSAGE_BYTES = 1024
 SHOWN_CHARACTERS = 400
@@ -23,7 +22,16 @@ class SaveFailed(TrainerError):
     """A checkpoint could not be written; earlier ones are untouched."""
 
 
-def together(ctx: ParallelContext, act: Callable[[], Mapping[str, Any]]) -> list[dict[str, Any]]:
+class Meeting(Protocol):
+    """All ranks, and the device their messages travel on: a ParallelContext, or a background's own group."""
+
+    @property
+    def world(self) -> Group: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
+def together(ctx: Meeting, act: Callable[[], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Run `act` on every rank and return the small JSON objects of all, in rank order. Comm: 1 all-gather (world).
 
     If it fails anywhere, whatever the error, every rank raises: the failing one its own error, the others the first
@@ -64,11 +72,11 @@ def _cause_of(answer: Mapping[str, Any]) -> OSError | None:
     return None if answer["errno"] is None else OSError(answer["errno"], answer["error"])
 
 
-def _gather(ctx: ParallelContext, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if ctx.topology.world_size == 1:
+def _gather(ctx: Meeting, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if ctx.world.size == 1:
         return [dict(answer)]
     text = json.dumps(answer).encode().ljust(MESSAGE_BYTES)
     mine = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(ctx.device)
-    everyone = torch.empty(MESSAGE_BYTES * ctx.topology.world_size, dtype=torch.uint8, device=ctx.device)
+    everyone = torch.empty(MESSAGE_BYTES * ctx.world.size, dtype=torch.uint8, device=ctx.device)
     data = all_gather(everyone, mine, ctx.world).cpu().numpy().tobytes()
     return [json.loads(data[at : at + MESSAGE_BYTES]) for at in range(0, len(data), MESSAGE_BYTES)]

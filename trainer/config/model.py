@@ -227,6 +227,7 @@ class Checkpoints(Section):
 
     checkpoints_path: str | None = None
     checkpoint_interval: Positive = 1000
+    async_save: bool = True
     keep_last: Annotated[int, Field(ge=2)] = 2
     keep_every: Positive | None = None
 

@@ -5,6 +5,7 @@ Process groups come from a factory, so that a pool of test ranks can reuse group
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
@@ -145,6 +146,30 @@ class ParallelContext:
     def get_next_pp_rank(self) -> int | None:
         """Global rank of the stage after this one; None on the last."""
         return self.pp.ranks[self.coord.pp + 1] if self.coord.pp + 1 < self.topology.pp else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Background:
+    """All ranks, for one thread beside the step's: a group of its own, since collectives of two threads on one would
+    meet each other's. They are not counted: the beat's number tells where the step is.
+    """
+
+    world: Group
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def background_of(context: ParallelContext, *, factory: GroupFactory | None = None) -> Background:
+    """Make the group, over gloo: its messages are on the host. Comm: collective over the world, once per process."""
+    ranks = context.world.ranks
+    make = _new_gloo if factory is None else factory
+    return Background(world=Group(ranks=ranks, rank=context.rank, pg=make(ranks) if len(ranks) > 1 else None))
+
+
+def _new_gloo(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+    return dist.new_group(list(ranks), backend="gloo")  # type: ignore[no-any-return]
 
 
 def _new_group(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
