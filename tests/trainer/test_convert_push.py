@@ -1,7 +1,7 @@
 """--push-to-hub with a stub of the hub: refused without a token before any work, and the token is never shown."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import huggingface_hub
 import pytest
@@ -16,8 +16,8 @@ TOKEN = "hf_" + "SecretOfAPerson"
 class Hub:
     """What would have been sent; fails where it is told to."""
 
-    calls: list[tuple[Any, ...]] = []
-    fails: str | None = None
+    calls: ClassVar[list[tuple[Any, ...]]] = []
+    fails: ClassVar[str | None] = None
 
     def __init__(self, token: str) -> None:
         Hub.calls.append(("token", token))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -15,6 +16,8 @@ import reference
 import torch
 from checkpoint_world import empty_rank, facts, flip_byte, make_spec
 from engine_world import logits_of
+from hf_world import KINDS as FROM_TRANSFORMERS
+from hf_world import make_model
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -40,6 +43,7 @@ from trainer.convert.cast import cast
 from trainer.convert.export_hf import export_hf
 from trainer.convert.fold import folded_factor, folding_note
 from trainer.convert.hf_model import ConvertError
+from trainer.convert.import_hf import import_hf
 from trainer.convert.names import TABLES, from_hf, to_hf
 from trainer.convert.shards import plan_shards
 from trainer.data.batch import StepBatch
@@ -48,6 +52,7 @@ from trainer.engine import Engine
 from trainer.errors import CheckpointInvalid
 from trainer.mesh.context import ParallelContext
 from trainer.mesh.topology import Topology
+from trainer.models.families import FAMILIES
 from trainer.mup import BASE_FAN_IN
 from trainer.pipeline.schedule import Placement
 
@@ -124,46 +129,70 @@ def draw_vectors(engine: Engine) -> None:
 LOAD = """
 import json, sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-model, info = AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True)
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-ids = torch.arange(32).reshape(2, 16) * 7 % 300
-logits = model(ids).logits.double()
-loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ((ids + 1) % 300).flatten(), reduction="sum")
-print(json.dumps({
-    "loss_sum": loss.item(), "dtype": str(model.dtype), "missing": sorted(info["missing_keys"]),
-    "unexpected": sorted(info["unexpected_keys"]), "class": type(model).__name__, "eos": model.config.eos_token_id,
-    "ids": tokenizer("the pawl")["input_ids"], "text": tokenizer.decode(tokenizer("the pawl")["input_ids"]),
-    "generated": len(model.generate(ids[:1, :4], max_new_tokens=3, do_sample=False, eos_token_id=None)[0]),
-}))
+
+def load(folder):
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = torch.arange(32).reshape(2, 16) * 7 % 300
+    logits = model(ids).logits.double()
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ((ids + 1) % 300).flatten(), reduction="sum")
+    return {
+        "loss_sum": loss.item(), "dtype": str(model.dtype), "not_loaded": [sorted(map(str, info[key])) for key in (
+            "missing_keys", "unexpected_keys", "mismatched_keys")],
+        "class": type(model).__name__, "eos": model.config.eos_token_id,
+        "text": tokenizer.decode(tokenizer("the pawl")["input_ids"]),
+        "generated": len(model.generate(ids[:1, :4], max_new_tokens=3, do_sample=False, eos_token_id=None)[0]),
+    }
+
+print(json.dumps([load(folder) for folder in sys.argv[1:]]))
 """
 
 
-def load_in_fresh_process(folder: Path) -> dict:
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HOME": str(folder.parent / "hf_home")}
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, str(folder)], env=env, capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+def load_in_fresh_process(folders: list[Path], home: Path) -> list[dict]:
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HOME": str(home)}
+    words = [sys.executable, "-c", LOAD, *map(str, folders)]
+    return json.loads(subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout)
 
 
-@pytest.mark.parametrize(("tied", "shard"), [(True, 10**9), (False, 20_000)], ids=["tied-one-file", "untied-sharded"])
-def test_transformers_loads_it_offline_and_computes_the_same_loss(tied, shard, tokenizer_dir, tmp_path):
-    """W5."""
-    run = save_random(tmp_path, tied=tied, tokenizer=str(tokenizer_dir))
-    done = export_hf(run.path, tmp_path / "hf", max_shard_bytes=shard)
-    found = load_in_fresh_process(tmp_path / "hf")
-    assert found["loss_sum"] == pytest.approx(run.loss_sum, abs=1e-4 * 32)
-    assert found["missing"] == [] and found["unexpected"] == []
-    assert (found["dtype"], found["class"], found["eos"]) == ("torch.float32", "LlamaForCausalLM", 0)
-    assert found["text"] == "the pawl" and found["generated"] == 7
-    files = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
-    index = tmp_path / "hf" / "model.safetensors.index.json"
-    if tied:
-        assert files == ["model.safetensors"] and not index.exists()
-    else:
-        record = json.loads(index.read_text())
-        assert len(files) > 2 and sorted(set(record["weight_map"].values())) == files
-        assert record["metadata"]["total_size"] == done.num_bytes == 4 * done.num_parameters
+def passed_through(kind: str, root: Path, tokenizer_dir: Path) -> tuple[Path, Path]:
+    """A model of transformers with a tokenizer, in and out again in bf16: both folders."""
+    make_model(kind, dtype=torch.bfloat16, vocab_size=VOCAB).save_pretrained(root / "in")
+    shutil.copytree(tokenizer_dir, root / "in", dirs_exist_ok=True)
+    import_hf(root / "in", root / "ckpt")
+    shutil.move(root / "ckpt", root / "moved")  # its tokenizer moves with it
+    export_hf(root / "moved", root / "out")
+    return root / "in", root / "out"
+
+
+def test_transformers_loads_exports_offline_in_a_fresh_process(tokenizer_dir, tmp_path):
+    """C13 (open-instruct#1809), W5: model, tokenizer and all; of runs, and of imported models of every family."""
+    shards = {"tied": 10**9, "untied": 20_000}
+    losses = {}
+    for name, shard in shards.items():
+        run = save_random(tmp_path / name, tied=name == "tied", tokenizer=str(tokenizer_dir))
+        done = export_hf(run.path, tmp_path / name / "out", max_shard_bytes=shard)
+        losses[name] = run.loss_sum
+        files = sorted(path.name for path in (tmp_path / name / "out").glob("*.safetensors"))
+        index = tmp_path / name / "out" / "model.safetensors.index.json"
+        if name == "tied":
+            assert files == ["model.safetensors"] and not index.exists()
+        else:
+            record = json.loads(index.read_text())
+            assert len(files) > 2 and sorted(set(record["weight_map"].values())) == files
+            assert record["metadata"]["total_size"] == done.num_bytes == 4 * done.num_parameters
+    pairs = [passed_through(kind, tmp_path / kind, tokenizer_dir) for kind in FROM_TRANSFORMERS]
+    folders = [*(tmp_path / name / "out" for name in losses), *(folder for pair in pairs for folder in pair)]
+    found = load_in_fresh_process(folders, tmp_path / "hf_home")
+    for (name, loss), got in zip(losses.items(), found, strict=False):
+        assert got["loss_sum"] == pytest.approx(loss, abs=1e-4 * 32), name
+        assert (got["dtype"], got["class"], got["eos"]) == ("torch.float32", "LlamaForCausalLM", 0)
+    for kind, before, after in zip(FROM_TRANSFORMERS, found[2::2], found[3::2], strict=True):
+        assert before == after, kind
+        family = FAMILIES[kind.split()[0]]
+        assert (after["dtype"], after["class"], after["eos"]) == ("torch.bfloat16", family.architecture, 2), kind
+    for folder, got in zip(folders, found, strict=True):
+        assert got["not_loaded"] == [[], [], []], folder
+        assert got["text"] == "the pawl" and got["generated"] == 7, folder
 
 
 @pytest.mark.parametrize("tied", [True, False])
