@@ -18,6 +18,7 @@ from trainer.config.problems import Problem, Severity
 from trainer.config.yaml_loader import Mapping as Tree
 from trainer.config.yaml_loader import Scalar, Sequence
 from trainer.mesh.topology import Topology
+from trainer.models.families import FAMILIES
 from trainer.pipeline.generators import GENERATORS
 
 Value = bool | int | float | str | None
@@ -108,12 +109,13 @@ def _micro_batches(m: int, case: Case) -> Settings:
 def _kv_heads(kind: str, case: Case) -> Settings:
     """`grouped`: two heads share a kv head; `all`: each has its own; `one`: all share one (refused under tp).
 
-    Heads times their size are not the hidden size, but for qwen2, which knows no other; hidden / heads is even.
+    Heads times their size are not the hidden size, but for families that know no other; hidden / heads is even.
     """
     heads = max(4, 2 * case.tp)
+    own_size = {"head_dim": 10} if FAMILIES[case["family"]].has_head_dim else {}
     sizes = {
         "num_attention_heads": heads, "num_key_value_heads": {"grouped": heads // 2, "all": heads, "one": 1}[kind],
-        "hidden_size": 2 * heads * -(-16 // heads), **({} if case["family"] == "qwen2" else {"head_dim": 10}),
+        "hidden_size": 2 * heads * -(-16 // heads), **own_size,
     }  # fmt: skip
     return {f"{MODEL}.{name}": size for name, size in sizes.items()}
 
@@ -142,10 +144,37 @@ def _recompute(kind: str, case: Case) -> Settings:
     return {"model.recompute": name, "model.recompute_interval": int(interval or 1)}
 
 
+def _family(kind: str, case: Case) -> Settings:
+    """Every second layer of smollm3 has no rotary positions, so that most stages have both kinds."""
+    return {f"{MODEL}.model_type": kind, **({f"{MODEL}.no_rope_layer_interval": 2} if kind == "smollm3" else {})}
+
+
 def _biases(is_on: bool, case: Case) -> Settings:
-    """Biases wherever the family has them; no such key where it has none."""
-    places = ("attention_bias", "mlp_bias") if case["family"] == "llama" else ("attention_bias",)
-    return {f"{MODEL}.{place}": True for place in places if is_on}
+    """Biases wherever the family has them; a key that is refused where it has none, or always the same.
+
+    But of smollm3 in the feed-forward alone: without rotary positions a bias on k adds the same to all scores of a
+    query, which softmax takes out again. Its gradient is rounding noise, and Adam makes whole steps of that.
+    """
+    offered = {"mlp_bias", "use_bias"} | ({"attention_bias"} if case["family"] != "smollm3" else set())
+    places = FAMILIES[case["family"]].keys & offered
+    return {f"{MODEL}.{place}": is_on for place in places or {"attention_bias"} if is_on or place == "use_bias"}
+
+
+# A sequence is twice as long as the original length; each type has fast pairs, slow ones and some between.
+ROPE = {
+    "linear": {"factor": 4.0},
+    "llama3": {"factor": 8.0, "original_max_position_embeddings": 8, "low_freq_factor": 0.25, "high_freq_factor": 1.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 1.0, "beta_slow": 0.05},
+}
+
+
+def _rope(kind: str, case: Case) -> Settings:
+    """Scaled rotary positions."""
+    if kind not in ROPE:
+        return {}
+    given = {"rope_type": kind, "rope_theta": 100.0, **ROPE[kind]}
+    longest = int(ROPE[kind]["factor"]) * 8
+    return {f"{MODEL}.rope_parameters": given, f"{MODEL}.max_position_embeddings": longest}
 
 
 def _objective(kind: str, case: Case) -> Settings:
@@ -177,7 +206,13 @@ AXES: tuple[Axis, ...] = (
     Axis(
         name="compile", values=(False,), rare=(True,), sets=lambda on, c: {"model.compile": "block" if on else "none"},
     ),
-    Axis(name="family", values=("llama", "qwen3"), rare=("qwen2",), sets=key(f"{MODEL}.model_type")),
+    Axis(
+        name="family", values=("llama", "qwen3", "starcoder2", "smollm3"), rare=("qwen2", "mistral"), sets=_family,
+    ),
+    Axis(
+        name="act", values=("silu", "gelu_tanh"), rare=("gelu", "relu2"), sets=key(f"{MODEL}.hidden_act"),
+    ),
+    Axis(name="rope", values=("plain", "llama3"), rare=("yarn", "linear"), sets=_rope),
     Axis(name="bias", values=(False, True), sets=_biases),
     Axis(name="objective", values=("plain", "z+smooth"), rare=("z", "smooth"), sets=_objective),
     Axis(name="masks", values=(False, True), sets=key("tokens.document_masks")),
@@ -198,7 +233,7 @@ BY_NAME = {axis.name: axis for axis in AXES}
 
 BASE: Settings = {
     "general.project": "test", "general.run": "oracle", "general.seed": SEED,
-    f"{MODEL}.rms_norm_eps": 1e-5, "model.init_method.std": 0.08,
+    "model.init_method.std": 0.08,
     "optimizer.learning_rate_scheduler.learning_rate": 1e-3, "optimizer.weight_decay": DECAY,
     "tokens.sequence_length": SEQUENCE, "tokens.train_steps": 10,
     "data.dataset.dataset_folder": ["unused"],

@@ -36,7 +36,7 @@ FIXED = (
 
 @cache
 def quick_cases() -> tuple[Case, ...]:
-    """At most 36: in fp64 FIXED and all pairs of values; some in bf16, in which most values occur; one in fp32."""
+    """At most 38: in fp64 FIXED and all pairs of values; some in bf16, in which most values occur; one in fp32."""
     return _read(QUICK)
 
 
