@@ -33,6 +33,13 @@ TABLE: dict[str, Change] = {
     "tokens.micro_batch_size": _F,
     "tokens.batch_accumulation_per_replica": _F,
     "optimizer.zero_stage": _F,
+    # What is kept for the backward, and when is measured: no number of the training depends on them.
+    "model.recompute": _F,
+    "model.recompute_interval": _F,
+    "tokens.val_check_interval": _F,
+    # The same model to rounding; the name that checkpoints and exports carry.
+    "model.compile": _R,
+    "tokenizer": _R,
     "tokens.train_steps": _R,
     "tokens.sequence_length": _X,
     "optimizer.learning_rate_scheduler": _R,
@@ -49,7 +56,6 @@ TABLE: dict[str, Change] = {
     "data_stages": _R,
     "general": _X,
     "model": _X,
-    "tokenizer": _X,
 }
 
 

@@ -50,8 +50,8 @@ def need_of(facts: LaunchFacts, retention: Retention) -> Need:
     for_ever = 0
     if retention.keep_every is not None:
         meet = math.lcm(retention.keep_every, facts.checkpoint_interval)
-        newest = (saves - retention.keep_last) * facts.checkpoint_interval
-        for_ever = min(facts.train_steps, newest) // meet
+        # The fullest moment is the last save: those behind the newest keep_last that are complete then.
+        for_ever = (saves - 1 - retention.keep_last) * facts.checkpoint_interval // meet
     return Need(kept=retention.keep_last, for_ever=for_ever, writing=1, each=facts.checkpoint_bytes)
 
 

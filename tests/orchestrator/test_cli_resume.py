@@ -9,9 +9,10 @@ from submit_world import Started, kinds
 
 from orchestrator.cli.actions.launch import goes_on_from
 from orchestrator.cli.app import run
-from orchestrator.state.ledger import Ledger
+from orchestrator.state.ledger import Ledger, read_all
 from orchestrator.state.records import Epoch
 from orchestrator.state.rundir import RunPaths
+from orchestrator.submit import space
 from orchestrator.views.run_view import run_view
 
 
@@ -101,6 +102,57 @@ def test_resume_refuses_and_writes_nothing(
     assert run(["resume", "demo", "--runs-root", "runs", "--set", change]) == 2
     assert words in capsys.readouterr().err
     assert kinds(paths.root) == before and not (paths.root / "revisions").exists() and len(started) == 1
+
+
+def test_a_fixed_key_is_answered_with_the_fork_that_would_do_it(
+    config: Path, started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drained_run(config)
+    words = ["--set", "general.seed=2", "--set", "slurm.env.HF_TOKEN=hunter4"]
+    assert run(["resume", "demo", "--runs-root", "runs", *words]) == 2
+    error = capsys.readouterr().err
+    assert "pawl fork demo --run demo-2 --set general.seed=2 --set 'slurm.env.HF_TOKEN=***'" in error
+
+
+def test_more_steps_of_a_finished_run_are_a_fork_and_the_command_is_said(
+    config: Path, started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = drained_run(config)
+    Ledger(paths.root, "attempt-0001-g01").append(Epoch(1, 1, 1), "run_done", {"step": 20})
+    before = kinds(paths.root)
+    assert run(["resume", "demo", "--runs-root", "runs", "--set", "tokens.train_steps=40"]) == 2
+    assert "pawl fork demo --run demo-2 --set tokens.train_steps=40" in capsys.readouterr().err
+    assert kinds(paths.root) == before
+
+
+def test_new_code_is_recorded_and_the_record_before_stays(
+    config: Path, started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = drained_run(config)
+    old = json.loads(paths.provenance.read_text())
+    older = {**old, "git": {"commit": "0123456789abcdef", "diff_bytes": 0}, "versions": {"torch": "2.13.0"}}
+    paths.provenance.write_text(json.dumps(older))
+    assert run(["resume", "demo", "--runs-root", "runs", "--code", "current"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "Code from now on: commit 0123456789ab → unknown" in out and f"pawl unknown → {old['versions']['pawl']}" in out
+    )
+    assert json.loads((paths.code / "provenance-0001.json").read_text()) == older
+    new = json.loads(paths.provenance.read_text())
+    assert new["versions"] == old["versions"] and new["workdir"] == old["workdir"]
+    assert next(e.data for e in read_all(paths.root) if e.kind == "resumed")["code"] == "current"
+    assert run(["resume", "demo", "--runs-root", "runs", "--code", "v2"]) == 2
+
+
+def test_a_resume_that_wants_more_room_than_there_is_changes_nothing(
+    config: Path, started: Started, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = drained_run(config)
+    monkeypatch.setattr(space, "free_bytes", lambda _: 1000)
+    assert run(["resume", "demo", "--runs-root", "runs", "--set", "checkpoints.keep_last=9"]) == 1
+    error = capsys.readouterr().err
+    assert "There is no room" in error and "checkpoints.keep_last" in error
+    assert not (paths.root / "revisions").exists() and "resumed" not in kinds(paths.root)
 
 
 def test_another_layout_of_the_same_batch_is_free(config: Path, started: Started) -> None:

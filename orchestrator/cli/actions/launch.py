@@ -212,10 +212,17 @@ def _launch(paths: RunPaths) -> Reconciled:
         ) from error
 
 
-def resume_run(run: str, *, overrides: tuple[str, ...], why: str, runs_root: Path | None, site: Path | None) -> int:
+def resume_run(
+    run: str, *, overrides: tuple[str, ...], why: str, code: str | None, runs_root: Path | None, site: Path | None
+) -> int:
     """Record the change and launch again."""
-    paths = the_run(run, runs_root=runs_root, site=site)
-    for line in resume_paths(paths, overrides=overrides, why=why, by=whoami(), now_unix=time.time()):
+    if code not in (None, "current"):
+        raise UsageError(f"--code {code[:40]!r}: pawl keeps no older code to go back to; the one value is `current`.")
+    paths, renews = the_run(run, runs_root=runs_root, site=site), code is not None
+    said = resume_paths(
+        paths, overrides=overrides, why=why, by=whoami(), now_unix=time.time(), code_current=renews
+    )  # fmt: skip
+    for line in said:
         typer.echo(line)
     for line in goes_on_from(run_view(paths.root)):
         typer.echo(line)

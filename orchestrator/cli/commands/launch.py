@@ -104,6 +104,10 @@ def resume(
     run: RunArgument,
     overrides: SetOption = None,
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the change.")] = "",
+    code: Annotated[
+        str | None,
+        typer.Option("--code", metavar="current", help="Record that the code changed: commit and versions of now."),
+    ] = None,
     runs_root: RunsRootOption = None,
     site: SiteOption = None,
 ) -> None:
@@ -116,11 +120,12 @@ def resume(
     pawl resume demo
     pawl resume demo --set recovery.spares=2 --why "two nodes are flaky"
     pawl resume demo --set tokens.train_steps=20000
+    pawl resume demo --code current --why "the loader's fix"
     """
     from orchestrator.cli.actions import launch as action
 
-    code = action.resume_run(run, overrides=tuple(overrides or ()), why=why, runs_root=runs_root, site=site)
-    raise typer.Exit(code)
+    changes = tuple(overrides or ())
+    raise typer.Exit(action.resume_run(run, overrides=changes, why=why, code=code, runs_root=runs_root, site=site))
 
 
 def fork(
