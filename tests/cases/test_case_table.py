@@ -10,6 +10,7 @@ TESTS = Path(__file__).parents[1]
 TABLE = Path(__file__).with_name("README.md").read_text()
 CASES = (
     *("S1", "S3", "S5", "S8", "S9", "S11", "S13", "S17", "H1", "H3", "H7", "R1", "R2", "R4", "R5", "R22"),
+    *("C1", "C2", "C3", "C5", "C7", "C8", "C11", "C13"),
     *("F1", "F3", "F4", "F5", "F8", "X1", "X2", "X4", "X6"),
     *("P1", "P2", "P3", "P4", "P6", "P9", "P10", "P14", "P16", "R7", "D5"),
 )
