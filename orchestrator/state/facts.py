@@ -86,7 +86,7 @@ _FIELDS: dict[str, dict[str, Sort]] = {
     "run_failed": _WORDS,
     "request": {"verb": _T, "id": _T, "by": _T},
     "request_done": {"verb": _T, "id": _T, "by": _T, "result": _T, "where": _T},
-    "resumed": {"by": _T, "why": _T, "set": _L, "revision": _I},
+    "resumed": {"by": _T, "why": _T, "set": _L, "revision": _I, "code": _T},
     "export": {"step": _I, "out": _T},
 }
 KINDS = tuple(_FIELDS)

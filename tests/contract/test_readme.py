@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from orchestrator.cli.commands import control, launch, look
+from orchestrator.cli.commands import ckpt, control, launch, look
 from trainer.data.cli import add_arguments
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ TEXTS = {"README.md": README, "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read
 def commands() -> dict[str, Any]:
     """Verb → its parser, as typer makes them."""
     tree = typer.Typer()
-    for module in (launch, look, control):
+    for module in (launch, look, control, ckpt):
         module.register(tree)
     made: Any = typer.main.get_command(tree)
     return dict(made.commands)
@@ -52,7 +52,10 @@ def problem(command: str) -> str | None:
     if verb not in VERBS:
         return f"no command {verb}"
     try:
-        VERBS[verb].make_context(verb, arguments)
+        context = VERBS[verb].make_context(verb, arguments)
+        if hasattr(VERBS[verb], "commands"):  # a group: its own verb comes first
+            name, command, rest = VERBS[verb].resolve_command(context, arguments)
+            command.make_context(name, rest)
     except Exception as error:  # the parser's own classes: typer brings a click of its own
         return f"{type(error).__name__}: {error}"
     return None
@@ -67,7 +70,13 @@ def test_every_pawl_line_of_the_readme_parses(command: str) -> None:
 
 def test_the_check_would_see_what_is_not_there() -> None:
     assert len(pawl_lines(README)) >= 12
-    for wrong in ("pawl fly my.yaml", "pawl check my.yaml --fast", "pawl data prepare --input x", "pawl submit"):
+    for wrong in (
+        "pawl fly my.yaml",
+        "pawl check my.yaml --fast",
+        "pawl data prepare --input x",
+        "pawl submit",
+        "pawl ckpt ls",
+    ):
         assert problem(wrong) is not None, wrong
 
 

@@ -37,7 +37,7 @@ def test_r20_the_newest_stay_and_older_ones_go(paths: RunPaths) -> None:
 
 
 def test_r20_nothing_goes_while_the_new_one_is_not_complete(paths: RunPaths) -> None:
-    """SimpleTuner#2989: old checkpoints were deleted before the new one was safe. Here its disk is full."""
+    """R20 (SimpleTuner#2989). Old checkpoints were deleted before the new one was safe. Here its disk is full."""
     for step in (1, 2):
         save(paths, step)
     paths.partial(w.name(3)).mkdir()
@@ -49,7 +49,7 @@ def test_r20_nothing_goes_while_the_new_one_is_not_complete(paths: RunPaths) -> 
 
 
 def test_r20_a_higher_step_of_an_old_run_takes_no_slot_and_is_not_deleted(paths: RunPaths) -> None:
-    """unsloth-zoo#782: a stale folder with step 5000 took a place for ever."""
+    """R20 (unsloth-zoo#782). A stale folder with step 5000 took a place for ever."""
     save(paths, 5000, Epoch(8, 1, 1), run="old")
     for step in (1, 2, 3):
         save(paths, step)
