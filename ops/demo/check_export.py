@@ -1,7 +1,8 @@
 """Load the exported folder with transformers in this process, offline, and compare it with pawl.
 
 Prints generated text and the loss over the run's fixed held-out set; exits 1 when it differs from pawl's own by more
-than the tolerance. Usage: python -m ops.demo.check_export RUN_DIR EXPORT_DIR [--tolerance 1e-4]
+than the tolerance. A run with document masks is compared with documents kept apart, as it was trained.
+Usage: python -m ops.demo.check_export RUN_DIR EXPORT_DIR [--tolerance 1e-4]
 """
 
 import argparse
@@ -22,20 +23,34 @@ from trainer.mesh.topology import Topology
 
 
 def held_out_loss(model: torch.nn.Module, config_path: Path) -> tuple[float, int]:
-    """(mean loss over valid labels, their number) of the fixed held-out set, with the logits of `model`."""
+    """(mean loss over valid labels, their number) of the fixed held-out set, with the logits of `model`.
+
+    With tokens.document_masks the model gets pawl's positions and a mask that keeps documents apart; left to itself it
+    would read a sample as one text, and a right export would look wrong.
+    """
     config = load(config_path).config
     if config is None:
         raise SystemExit(f"{config_path} does not load; run: pawl check {config_path}")
     loss_sum, num_valid = 0.0, 0
     for _, batch in Loader(config, Topology(dp=1, pp=1, tp=1), 0).validation_batches():
-        for ids_BT, labels_BT in zip(batch.input_ids_MBT, batch.labels_MBT, strict=True):
-            logits_BTV = model(input_ids=ids_BT).logits.float()
+        micro_batches = zip(batch.input_ids_MBT, batch.labels_MBT, batch.position_ids_MBT, strict=True)
+        for ids_BT, labels_BT, positions_BT in micro_batches:
+            more = apart(positions_BT) if config.tokens.document_masks else {}
+            logits_BTV = model(input_ids=ids_BT, **more).logits.float()
             valid = labels_BT != -100
             loss_sum += float(
                 torch.nn.functional.cross_entropy(logits_BTV[valid], labels_BT[valid], reduction="sum").double()
             )
             num_valid += int(valid.sum())
     return loss_sum / num_valid, num_valid
+
+
+def apart(positions_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What keeps documents apart in transformers: their positions, and a mask [B, 1, T, T] to add to scores."""
+    document_BT = (positions_BT == 0).cumsum(dim=-1)
+    seen_BTT = (document_BT[:, :, None] == document_BT[:, None, :]).tril()
+    mask = torch.zeros(seen_BTT.shape).masked_fill(~seen_BTT, float("-inf")).unsqueeze(1)
+    return {"position_ids": positions_BT, "attention_mask": mask}
 
 
 def pawl_loss(run_dir: Path) -> float:
