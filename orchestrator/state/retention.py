@@ -30,6 +30,9 @@ class Retention:
     keep_every: int | None = None
 
     def __post_init__(self) -> None:
+        for name, value in (("keep_last", self.keep_last), ("keep_every", self.keep_every)):
+            if value is not None and type(value) is not int:
+                raise TypeError(f"checkpoints.{name} is {value!r}, which is no integer")
         if self.keep_last < 0:
             raise ValueError(f"checkpoints.keep_last is {self.keep_last}; 0 keeps all, otherwise it is 2 or more")
         if self.keep_every is not None and self.keep_every < 1:

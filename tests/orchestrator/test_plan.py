@@ -10,6 +10,8 @@ import pytest
 
 from orchestrator.agent.plan import AttemptPlan, fill, parse_plan
 from orchestrator.errors import UsageError
+from orchestrator.state.records import Unreadable
+from orchestrator.state.retention import Retention
 from orchestrator.submit.plan import PLACEHOLDERS, LaunchPlan
 
 
@@ -20,6 +22,18 @@ def arguments(plan: LaunchPlan) -> dict[str, str | None]:
 def test_the_job_asks_for_training_nodes_and_spares() -> None:
     assert arguments(cases.make_plan())["nodes"] == "3"
     assert arguments(cases.make_plan(plain=True))["nodes"] == "2"
+
+
+@pytest.mark.parametrize("retention", [Retention(), Retention(keep_last=5, keep_every=1000)])
+def test_the_supervisor_keeps_what_the_plan_says(retention: Retention) -> None:
+    plan = parse_plan(json.dumps(replace(cases.make_plan(), retention=retention).to_json()))
+    assert isinstance(plan, AttemptPlan) and plan.retention == retention
+
+
+@pytest.mark.parametrize("checkpoints", [{"keep_last": "two"}, {"keep_last": -1}, {"keep_every": 0}])
+def test_a_plan_whose_retention_means_nothing_is_not_used(checkpoints: dict[str, Any]) -> None:
+    plan = parse_plan(json.dumps({**cases.make_plan().to_json(), "checkpoints": checkpoints}))
+    assert isinstance(plan, Unreadable) and "checkpoints" in plan.why
 
 
 def test_a_mesh_of_another_size_is_refused_with_all_numbers() -> None:

@@ -20,6 +20,7 @@ from orchestrator.state.ledger import read_all
 from orchestrator.state.provenance import collect_provenance
 from orchestrator.state.records import LaunchFacts, parse_launch_facts
 from orchestrator.state.retention import Retention
+from orchestrator.state.rundir import RunPaths
 from orchestrator.submit import submit
 from orchestrator.submit.secrets_file import read_secrets, split_secrets, write_secrets
 
@@ -214,6 +215,22 @@ def test_a_failure_half_way_leaves_nothing(broken: str, tmp_path: Path, monkeypa
     with pytest.raises(PawlError, match="No space left on device"):
         submit.make_run(tmp_path, new_run(secret={"HF_TOKEN": "x"}), writer="cli-x")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("what", [OSError(28, "No space left on device"), PawlError("no"), KeyboardInterrupt()])
+def test_what_else_goes_into_a_run_goes_in_before_it_has_its_name_or_nothing_is_left(
+    what: BaseException, tmp_path: Path
+) -> None:
+    def fill(paths: RunPaths, writer: str) -> None:
+        assert paths.config.is_file() and writer == "cli-x" and os.listdir(tmp_path) == [paths.root.name]
+        (paths.checkpoints / "half").mkdir()
+        raise what
+
+    with pytest.raises(PawlError if isinstance(what, OSError) else type(what)):
+        submit.make_run(tmp_path, new_run(), writer="cli-x", fill=fill)
+    assert os.listdir(tmp_path) == []
+    kept = submit.make_run(tmp_path, new_run(), writer="cli-x", fill=lambda paths, _: (paths.root / "more").mkdir())
+    assert (kept.root / "more").is_dir()
 
 
 def test_secrets_are_in_one_file_of_mode_0600_and_nowhere_else(tmp_path: Path) -> None:
