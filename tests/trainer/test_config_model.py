@@ -112,6 +112,7 @@ def test_what_a_family_has_not_is_one_error_at_its_key(overrides: tuple[str, ...
         kind("mistral", "sliding_window=null"),
         kind("qwen2", "sliding_window=4096", "use_sliding_window=false", "max_window_layers=28"),
         kind("qwen3", f"layer_types=[{','.join(['full_attention'] * 4)}]", "attention_bias=true"),
+        kind("smollm3", "max_window_layers=28", "use_sliding_window=false", "sliding_window=null"),
         kind("starcoder2", "use_bias=false", "norm_epsilon=1e-6", "residual_dropout=0.0", "hidden_act=gelu"),
         kind("llama", "rope_scaling=null", "rope_parameters=null", "use_sliding_window=false", "mlp_bias=true"),
         kind("llama", "rope_parameters={rope_type: default, rope_theta: 1000000, partial_rotary_factor: 1.0}"),

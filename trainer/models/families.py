@@ -65,8 +65,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "smollm3": Family(
             architecture="SmolLM3ForCausalLM",
             keys=frozenset({
-                "rms_norm_eps", "attention_bias", "mlp_bias", "no_rope_layers", "no_rope_layer_interval",
-                "sliding_window", "use_sliding_window", "layer_types",
+                "rms_norm_eps", "attention_bias", "mlp_bias", "no_rope_layers", "no_rope_layer_interval", *_WINDOW,
             }),
             qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias", has_head_dim=False,
             defaults=MappingProxyType({"no_rope_layer_interval": 4}),
