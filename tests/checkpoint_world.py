@@ -69,14 +69,25 @@ def make_spec(
 
 
 def expected(state: str, spec: ParamSpec) -> torch.Tensor:
-    """What the whole canonical tensor holds: a tag of the tensor plus the element number, exact in fp32."""
-    tag = zlib.crc32(f"{state}/{spec.name}".encode()) % 4096
-    return torch.arange(math.prod(spec.shape), dtype=torch.float32).reshape(spec.shape) + tag * 1024.0
+    """What the whole canonical tensor holds: a hash of the state's name, the tensor's and the element's number.
+
+    Its 24 bits are the sign and the fraction of a number of size 1 to 2.
+    """
+    with np.errstate(over="ignore"):
+        bits = np.arange(math.prod(spec.shape), dtype=np.uint64) + np.uint64(
+            zlib.crc32(f"{state}/{spec.name}".encode())
+        )
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):  # splitmix64's finish
+            bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    number = (bits & np.uint64(0x807FFFFF) | np.uint64(0x3F800000)).astype(np.uint32).view(np.float32)
+    return torch.from_numpy(number.reshape(spec.shape))
 
 
-def empty_rank(specs: Sequence[ParamSpec], topology: Topology, rank: int, *, zero_stage: int) -> RankShards:
+def empty_rank(
+    specs: Sequence[ParamSpec], topology: Topology, rank: int, *, zero_stage: int, bucket_numel: int = BUCKET_NUMEL
+) -> RankShards:
     """A rank whose storage holds a value no tensor has, so that anything not written to is seen."""
-    layout_of = partial(plan_rank_layout, specs, topology, bucket_numel=BUCKET_NUMEL)
+    layout_of = partial(plan_rank_layout, specs, topology, bucket_numel=bucket_numel)
     return RankShards(
         specs=specs,
         topology=topology,
@@ -91,9 +102,11 @@ def empty_rank(specs: Sequence[ParamSpec], topology: Topology, rank: int, *, zer
     )
 
 
-def filled_rank(specs: Sequence[ParamSpec], topology: Topology, rank: int, *, zero_stage: int) -> RankShards:
+def filled_rank(
+    specs: Sequence[ParamSpec], topology: Topology, rank: int, *, zero_stage: int, bucket_numel: int = BUCKET_NUMEL
+) -> RankShards:
     """A rank as it would be in training: every element tagged, padding and gaps zero."""
-    shards = empty_rank(specs, topology, rank, zero_stage=zero_stage)
+    shards = empty_rank(specs, topology, rank, zero_stage=zero_stage, bucket_numel=bucket_numel)
     for tensor in shards.tensors.values():
         tensor.zero_()
     by_name = {spec.name: spec for spec in specs}
@@ -116,12 +129,16 @@ def facts(name: CheckpointName, *, state: RunState | None = None) -> Facts:
 
 
 def save_world(
-    directory: Path, specs: Sequence[ParamSpec], topology: Topology, *, step: int = 40, zero_stage: int = 1
-) -> Path:
+    directory: Path, specs: Sequence[ParamSpec], topology: Topology, *, step: int = 40, zero_stage: int = 1,
+    epoch: tuple[int, int, int] = (1, 1, 1), bucket_numel: int = BUCKET_NUMEL,
+) -> Path:  # fmt: skip
     """Save as all ranks of a mesh would, one after the other; returns the committed folder."""
-    name = CheckpointName(step, (1, 1, 1))
+    name = CheckpointName(step, epoch)
     final, partial_dir = directory / str(name), directory / partial_name(name)
-    ranks = [filled_rank(specs, topology, rank, zero_stage=zero_stage) for rank in range(topology.world_size)]
+    ranks = [
+        filled_rank(specs, topology, rank, zero_stage=zero_stage, bucket_numel=bucket_numel)
+        for rank in range(topology.world_size)
+    ]
     begin(final, partial_dir)
     files = [write_rank(partial_dir, shards) for shards in ranks]
     commit(
@@ -137,8 +154,10 @@ def flip_byte(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def assert_filled(shards: RankShards) -> None:
-    """Every stored element is what training would have there, padding zero."""
-    right = filled_rank(shards.specs, shards.topology, shards.rank, zero_stage=shards.zero_stage)
+def assert_filled(shards: RankShards, right: RankShards | None = None) -> None:
+    """Every stored element is bit for bit what training would have there (`right`: a filled rank), padding zero."""
+    if right is None:
+        right = filled_rank(shards.specs, shards.topology, shards.rank, zero_stage=shards.zero_stage)
     for key, tensor in shards.tensors.items():
-        np.testing.assert_array_equal(tensor.numpy(), right.tensors[key].numpy(), err_msg=str(key))
+        have, want = tensor.numpy().view(np.uint32), right.tensors[key].numpy().view(np.uint32)
+        np.testing.assert_array_equal(have, want, err_msg=str(key))
