@@ -1,6 +1,5 @@
 """What retention leaves, and that a deletion killed, interrupted or overtaken at any operation loses nothing."""
 
-import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import orch_worlds as w
 import pytest
 from checkpoint_folders import names, save, start
+from crash_shim import STORAGE_ERRORS, fail_at_each, kill_at_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,6 @@ from orchestrator.state.retention import Retention, kept_by_name, plan_deletion
 from orchestrator.state.rundir import RunPaths, make_attempt, make_layout
 
 E1, E2 = Epoch(1, 1, 1), Epoch(1, 1, 2)
-CHANGES = ("rename", "unlink", "rmdir", "fsync", "open", "mkdir", "replace")
 
 
 @pytest.fixture
@@ -29,13 +28,13 @@ def paths(tmp_path: Path) -> RunPaths:
     return world(tmp_path / "x")
 
 
-def world(root: Path) -> RunPaths:
-    """A run whose first launch has written five checkpoints, and left a piece of an earlier deletion."""
+def world(root: Path, *steps: int) -> RunPaths:
+    """A run whose first launch has written these checkpoints, and left a piece of an earlier deletion."""
     found = RunPaths(root)
     make_layout(found)
     make_attempt(found, 1)
     start(found, E1, None)
-    for step in (1, 2, 3, 4, 5):
+    for step in steps or (1, 2, 3, 4, 5):
         save(found, step)
     (found.trash(w.name(9)) / "deep").mkdir(parents=True)
     (found.trash(w.name(9)) / "deep" / "file").write_text("x")
@@ -139,33 +138,6 @@ def test_a_zombie_deletes_nothing_even_when_it_planned_before(paths: RunPaths) -
     assert names(paths) == before
 
 
-class Operations:
-    """Counts what changes a disk, and lets `at` happen at one of them."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, at: int | None, happens: Callable[[], None]) -> None:
-        self.calls, self.at, self.happens = 0, at, happens
-        for name in CHANGES:
-            patch.setattr(os, name, self._wrapped(getattr(os, name)))
-
-    def _wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls += 1
-            if self.calls == self.at:
-                self.happens()
-            return real(*args, **kwargs)
-
-        return call
-
-
-def operations(root: Path) -> int:
-    """How many operations one whole collection has."""
-    paths = world(root)
-    with pytest.MonkeyPatch.context() as patch:
-        count = Operations(patch, None, lambda: None)
-        assert len(collect(paths).deleted) == 3
-    return count.calls
-
-
 def whole(paths: RunPaths) -> None:
     """The newest two count and every byte of them is there; a next collection finishes the work."""
     assert newest(paths)[:2] == [5, 4]
@@ -178,35 +150,28 @@ def whole(paths: RunPaths) -> None:
 
 
 def test_a_kill_at_any_operation_leaves_the_last_two(tmp_path: Path) -> None:
-    count = operations(tmp_path / "once")
-    assert count > 15
-    for at in range(1, count + 1):
-        paths = world(tmp_path / f"kill-{at}")
-        child = os.fork()
-        if child == 0:
-            Operations(pytest.MonkeyPatch(), at, lambda: os._exit(9))
-            collect(paths)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, f"operation {at} of {count}"
-        whole(paths)
+    operations = kill_at_each(
+        lambda at: world(tmp_path / f"kill-{at}", 3, 4, 5).root,
+        lambda folder: collect(RunPaths(folder)),
+        lambda folder, _: whole(RunPaths(folder)),
+    )
+    assert [verb for verb, path in operations if path.endswith(w.name(3))].count("rename") == 1
+    assert {"rename", "fsync", "unlink", "rmdir"} <= {verb for verb, _ in operations}
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EACCES])
-def test_an_error_at_any_operation_leaves_the_last_two(tmp_path: Path, code: int) -> None:
-    count = operations(tmp_path / "once")
+@pytest.mark.parametrize("number", STORAGE_ERRORS)
+def test_an_error_at_any_operation_leaves_the_last_two(tmp_path: Path, number: int) -> None:
+    def check(folder: Path, _stopped: object, raised: BaseException | None) -> None:
+        assert raised is None or isinstance(raised, OSError | PawlError)
+        whole(RunPaths(folder))
 
-    def fail() -> None:
-        raise OSError(code, os.strerror(code))
-
-    for at in range(1, count + 1):
-        paths = world(tmp_path / f"error-{at}")
-        with pytest.MonkeyPatch.context() as patch:
-            Operations(patch, at, fail)
-            try:
-                collect(paths)
-            except OSError as error:
-                assert error.errno == code
-        whole(paths)
+    operations = fail_at_each(
+        lambda at: world(tmp_path / f"error-{at}", 3, 4, 5).root,
+        lambda folder: collect(RunPaths(folder)),
+        check,
+        number=number,
+    )
+    assert len(operations) > 30
 
 
 def test_r20_a_save_that_fails_on_a_full_disk_costs_no_older_checkpoint(paths: RunPaths) -> None:

@@ -8,11 +8,13 @@ import shutil
 import pytest
 import tiny_run
 from checkpoint_world import flip_byte, make_specs, save_world
+from crash_shim import STORAGE_ERRORS, fail_at_each, kill_at_each
 
 from trainer.checkpoint.reader import BoxReader, open_checkpoint
 from trainer.checkpoint.verify import problems
 from trainer.cli import main
-from trainer.errors import CheckpointInvalid, ConfigError
+from trainer.duplicate import duplicate as copy_of
+from trainer.errors import CheckpointInvalid, ConfigError, TrainerError
 from trainer.mesh.topology import Topology
 
 MESH = Topology(dp=2, tp=2)
@@ -93,3 +95,41 @@ def test_another_model_is_refused_with_the_first_tensor_that_differs(checkpoint,
     assert duplicate(checkpoint, tmp_path / "new", "--run", "other", "--config", str(config)) == ConfigError.exit_code
     error = capsys.readouterr().err
     assert "tensors differ" in error and "Shapes cannot change" in error and not (tmp_path / "new").exists()
+
+
+def left_over(checkpoint, folder):
+    """What a fork that died leaves: the source as it was, and a whole checkpoint or none."""
+    assert problems(checkpoint) == ()
+    committed = [entry for entry in folder.iterdir() if not entry.name.startswith(".")] if folder.exists() else []
+    assert [entry.name for entry in committed] in ([], [NAME])
+    assert all(problems(entry) == () for entry in committed)
+
+
+@pytest.fixture
+def small(tmp_path):
+    """One file of tensors: each operation is gone through apart."""
+    return save_world(tmp_path / "source", make_specs(Topology(), tied=True), Topology())
+
+
+def test_a_kill_at_any_operation_leaves_a_whole_one_or_none(small, tmp_path):
+    operations = kill_at_each(
+        lambda at: tmp_path / f"kill-{at}",
+        lambda folder: copy_of(open_checkpoint(small), folder, run="other"),
+        lambda folder, _: left_over(small, folder),
+    )
+    assert {"mkdir", "write", "rename", "fsync"} <= {verb for verb, _ in operations}
+
+
+@pytest.mark.parametrize("number", STORAGE_ERRORS)
+def test_an_error_at_any_operation_leaves_nothing_half_made(small, tmp_path, number):
+    def check(folder, _stopped, raised):
+        left_over(small, folder)
+        assert raised is None or isinstance(raised, TrainerError)
+        assert not list(folder.glob(".*"))
+
+    fail_at_each(
+        lambda at: tmp_path / f"error-{at}",
+        lambda folder: copy_of(open_checkpoint(small), folder, run="other"),
+        check,
+        number=number,
+    )
