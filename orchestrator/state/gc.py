@@ -9,7 +9,7 @@ name, or one in .trash-… that nobody counts and the next collection removes.
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,9 +38,15 @@ def read_kept(paths: RunPaths) -> dict[str, str] | None:
 
 
 def collect(
-    paths: RunPaths, *, epoch: Epoch, retention: Retention, resumed_from: str | None, run: str | None
+    paths: RunPaths,
+    *,
+    epoch: Epoch,
+    retention: Retention,
+    resumed_from: str | None,
+    run: str | None,
+    in_use: Container[str] = frozenset(),
 ) -> Collected:
-    """Delete what may go, oldest first, on behalf of the launch `epoch`; returns what was done.
+    """Delete what may go, oldest first, on behalf of the launch `epoch`; returns what was done. `in_use` stays.
 
     Raises PawlError when a later launch exists: then this process is the past, and what counts is not its to say.
     Raises OSError when a folder cannot be renamed.
@@ -50,7 +56,7 @@ def collect(
     if counting is None or entries is None:
         return Collected(plan=DeletionPlan(kept=(("checkpoints/", "cannot be listed"),)))
     plan = plan_deletion(
-        counting, entries, retention=retention, resumed_from=resumed_from, kept=read_kept(paths)
+        counting, entries, retention=retention, resumed_from=resumed_from, kept=read_kept(paths), in_use=in_use
     )  # fmt: skip
     moved = [entry for entry in reversed(plan.delete) if to_trash(paths, entry, epoch=epoch)]
     left = empty_trash(paths, (*(paths.trash(entry).name for entry in moved), *plan.trash))

@@ -69,8 +69,9 @@ def plan_deletion(
     retention: Retention,
     resumed_from: str | None,
     kept: Container[str] | None = frozenset(),
+    in_use: Container[str] = frozenset(),
 ) -> DeletionPlan:
-    """What may go now. `kept` None: it is unknown what people keep, so nothing goes."""
+    """What may go now. `kept` None: it is unknown what people keep, so nothing goes. `in_use`: read at this moment."""
     trash = tuple(entry for entry in entries if classify_entry(entry)[0] is EntryKind.TRASH)
     unknown = "unknown which checkpoints count" if counting.undecided else None
     if kept is None:
@@ -81,6 +82,8 @@ def plan_deletion(
     kept_why: list[tuple[str, str]] = []
     for index, checkpoint in enumerate(counting.counted):
         why = why_kept(index, checkpoint, retention=retention, resumed_from=resumed_from, kept=kept or ())
+        if why is None and checkpoint.name in in_use:
+            why = "it is being copied or exported"
         if why is None:
             delete.append(checkpoint.name)
         else:

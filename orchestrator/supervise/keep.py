@@ -33,8 +33,11 @@ class Keeper:
         self._told.update(checkpoint.name for checkpoint in new)
         return new
 
-    def collect(self, epoch: Epoch, *, resumed_from: str | None) -> None:
-        """Delete what retention lets go, unless a deletion still runs. Trouble is said, and tried again next time."""
+    def collect(self, epoch: Epoch, *, resumed_from: str | None, in_use: frozenset[str] = frozenset()) -> None:
+        """Delete what retention lets go, unless a deletion still runs. Trouble is said, and tried again next time.
+
+        `in_use`: checkpoints that are read at this moment; they stay until the next time.
+        """
         for result in self._worker.results():
             if result.error is not None:
                 print(f"supervisor: old checkpoints were not deleted: {result.error}", flush=True)
@@ -45,5 +48,7 @@ class Keeper:
         retention, run = self._plan.retention, self._plan.run
         self._worker.submit(
             "gc",
-            lambda: gc.collect(self._paths, epoch=epoch, retention=retention, resumed_from=resumed_from, run=run),
+            lambda: gc.collect(
+                self._paths, epoch=epoch, retention=retention, resumed_from=resumed_from, run=run, in_use=in_use
+            ),
         )

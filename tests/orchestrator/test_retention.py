@@ -93,6 +93,13 @@ def test_a_kept_checkpoint_stays_until_it_is_released(paths: RunPaths) -> None:
     assert collect(paths).deleted == (w.name(1),)
 
 
+def test_what_is_being_copied_stays_until_the_next_time(paths: RunPaths) -> None:
+    retention, in_use = Retention(), frozenset({w.name(2)})
+    done = gc.collect(paths, epoch=E1, retention=retention, resumed_from=None, run="x", in_use=in_use)
+    assert dict(done.plan.kept)[w.name(2)] == "it is being copied or exported" and newest(paths) == [5, 4, 2]
+    assert collect(paths).deleted == (w.name(2),)
+
+
 def test_nothing_goes_while_it_is_unknown_what_is_kept(paths: RunPaths) -> None:
     keep(paths, 1)
     (paths.ledger / "cli-x.jsonl").write_bytes(b"\xff\xfe\n")
