@@ -32,7 +32,7 @@ class World:
         config["general"]["run"] = "source"
         config["checkpoints"]["keep_last"] = 3
         config["slurm"] = {"nodes": 1, "ranks_per_node": 1, "gpu_request": "none", "env": {"CUDA_VISIBLE_DEVICES": ""}}
-        config["recovery"] = {"beat_interval_s": 0.5, "backoff_s": [0]}
+        config["recovery"] = {"beat_interval_s": 2.0, "backoff_s": [0]}
         config["launcher"] = {"kind": "local", "threads_per_rank": 1}
         (root / "source.yaml").write_text(yaml.safe_dump(config))
 
@@ -50,7 +50,7 @@ class World:
         events = [event for folder in (self.root / "runs").iterdir() for event in read_all(folder)]
         return [str(event.data["nonce"]) for event in events if event.kind == "attempt_intent"]
 
-    def steps(self, name: str, *, limit_s: float = 120.0) -> dict[int, dict[str, Any]]:
+    def steps(self, name: str, *, limit_s: float = 180.0) -> dict[int, dict[str, Any]]:
         """Wait for the run's end; its lines by step, loss and norm as bits."""
         deadline = time.monotonic() + limit_s
         while not [event for event in read_all(self.paths(name).root) if event.kind == "run_done"]:
