@@ -16,7 +16,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from ops.bench import cross_entropy, memory
+from ops.bench import checkpoint, cross_entropy, memory
 from ops.bench.commands import command_row
 from ops.bench.loop import loop_row
 from ops.bench.overlap import overlap_row
@@ -36,6 +36,7 @@ def rows(pairs: int) -> dict[str, Callable[[], Row]]:
         "ce-32k-time-vs-plain": lambda: cross_entropy.time_row(pairs),
         "bubble-pp2-m8": lambda: bubble_row(pairs),
         "overlap-dp2": lambda: overlap_row(pairs),
+        **checkpoint.rows(pairs),
         "pawl-help-s": lambda: command_row("pawl-help-s", [*pawl, "--help"], 0.3, pairs),
         "pawl-check-s": lambda: command_row("pawl-check-s", [*pawl, "check", "configs/demo.yaml"], 1.2, pairs),
     }

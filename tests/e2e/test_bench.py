@@ -79,7 +79,7 @@ def test_make_bench_writes_where_it_says_and_has_its_rows() -> None:
     assert "-m ops.bench.bench\n" in makefile and "build/bench.json" in makefile
     assert list(bench.rows(5)) == [
         "single-vs-plain", "loop-overhead", "memory-vs-predicted", "ce-32k-memory-vs-plain", "ce-32k-time-vs-plain",
-        "bubble-pp2-m8", "overlap-dp2", "pawl-help-s", "pawl-check-s",
+        "bubble-pp2-m8", "overlap-dp2", "ckpt-blocking-vs-copy", "ckpt-write-vs-dd", "pawl-help-s", "pawl-check-s",
     ]  # fmt: skip
 
 
