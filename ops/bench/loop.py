@@ -26,6 +26,8 @@ def config_text(folder: Path) -> str:
 
     data: dict[str, Any] = as_data(bench_config(tokens={"train_steps": STEPS}))
     del data["data_stages"]  # one or the other is given
+    shape = bench_config().model.model_config  # keys of other families stand at their defaults in the data
+    data["model"]["model_config"] = {key: getattr(shape, key) for key in shape.model_fields_set}
     data["data"]["dataset"]["dataset_folder"] = [str(folder)]
     data["checkpoints"]["checkpoint_interval"] = 2 * STEPS
     return json.dumps(data)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.decide.policy import Policy, policy_from_config
+from orchestrator.state.copies import Copies
 from orchestrator.state.records import SCHEMA_VERSION, Unreadable, parse
 from orchestrator.state.retention import Retention
 from orchestrator.words import plural
@@ -51,6 +52,11 @@ class AttemptPlan:
         return Retention(**{key: self.checkpoints[key] for key in known if self.checkpoints.get(key) is not None})
 
     @property
+    def copies(self) -> Copies:
+        """What is copied and exported. Raises ValueError or TypeError naming what does not fit."""
+        return Copies(**{key: self.checkpoints.get(key) for key in ("upload_to", "export_interval")})
+
+    @property
     def supervisor_lost_s(self) -> float:
         """After how long without its supervisor an agent stops its ranks."""
         return float(self.recovery.get("supervisor_lost_s", 30.0))
@@ -72,7 +78,7 @@ def parse_plan(text: str | None) -> AttemptPlan | Unreadable:
             f"size {plan.world_size}"
         )
     try:
-        plan.policy, plan.retention, plan.supervisor_lost_s, plan.agent_port  # noqa: B018 - each raises on what does not fit
+        plan.policy, plan.retention, plan.copies, plan.supervisor_lost_s, plan.agent_port  # noqa: B018 - each raises on what does not fit
     except (ValueError, TypeError, AttributeError) as error:
         return Unreadable(why=f"recovery, monitoring or checkpoints: {error}")
     return plan

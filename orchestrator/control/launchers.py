@@ -46,6 +46,7 @@ def prepare_attempt(
         exclude=exclude,
         config=frozen.config,
         retention=frozen.retention,
+        copies=frozen.copies,
     )
     if launcher == "slurm":
         write_atomic(paths.job_script(attempt), render_batch(plan, load_template(SUPERVISED)), mode=0o750)

@@ -5,12 +5,13 @@ controller   decide_run(observation, history, policy)     outside: L3–L5, the 
 """
 
 from orchestrator.decide.classify import classify
+from orchestrator.decide.context import context_of
 from orchestrator.decide.decision import Decision
 from orchestrator.decide.health import Health, assess
 from orchestrator.decide.observation import CycleObservation, RunObservation
 from orchestrator.decide.policy import Policy
 from orchestrator.decide.rules import first_match, table
-from orchestrator.decide.rules_cycle import CYCLE_RULES, context_of
+from orchestrator.decide.rules_cycle import CYCLE_RULES
 from orchestrator.decide.rules_run import RUN_RULES, RunContext
 from orchestrator.state.history import History
 

@@ -1,6 +1,6 @@
 """A decision: what to do, which rule said so, and why. Data; whoever acts on it adds nothing of its own.
 
-    supervisor   wait · note · start · restart · drain · save · profile · finish · end · hold · fail · cancel
+    supervisor   wait · note · start · restart · drain · save · profile · fetch · finish · end · hold · fail · cancel
     controller   wait · launch · abandon · end · finish · hold · fail
 
 `restart` is one act: collect evidence, stop what runs, set the bad checkpoint aside, wait `backoff_s`, start the next
@@ -27,6 +27,7 @@ class Action(StrEnum):
     DRAIN = "drain"
     SAVE = "save"
     PROFILE = "profile"
+    FETCH = "fetch"
     FINISH = "finish"
     END = "end"
     HOLD = "hold"

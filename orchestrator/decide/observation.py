@@ -100,6 +100,15 @@ class Stage(StrEnum):
     ENDED = "ended"
 
 
+class CopyState(StrEnum):
+    """Copies of checkpoints behind a URL. NONE: the ledger knows of none; ASKED: the place has answered."""
+
+    NONE = "none"
+    UNASKED = "unasked"
+    FETCHING = "fetching"
+    ASKED = "asked"
+
+
 class StopNotice(StrEnum):
     """Why this allocation must be left soon."""
 
@@ -134,6 +143,7 @@ class CycleObservation:
     p99_s: dict[str, float] = field(default_factory=dict)
     loop_late_s: float = 0.0
     excluded: tuple[str, ...] = ()
+    copies: CopyState = CopyState.NONE
 
     @property
     def training(self) -> tuple[NodeObservation, ...]:

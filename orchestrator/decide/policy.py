@@ -31,7 +31,8 @@ DEFAULT_LIMITS: dict[str, PhaseLimit] = {
     "restore": PhaseLimit(floor_s=120.0, factor=3.0, ceiling_s=3600.0),
     "step": PhaseLimit(floor_s=10.0, factor=3.0, ceiling_s=600.0),
     "eval": PhaseLimit(floor_s=120.0, factor=3.0, ceiling_s=3600.0),
-    "save": PhaseLimit(floor_s=120.0, factor=3.0, ceiling_s=3600.0),
+    # Most saves only take a snapshot, so what was learned says nothing of those that training waits for.
+    "save": PhaseLimit(floor_s=600.0, factor=3.0, ceiling_s=3600.0),
     "data": PhaseLimit(floor_s=60.0, factor=5.0, ceiling_s=1800.0),
     "exit": PhaseLimit(floor_s=60.0, factor=3.0, ceiling_s=600.0),
 }

@@ -2,90 +2,37 @@
 
     finished → a person's wish → silence of many → cause not clear yet → stop for good → repair → start → go on
 
-Read top to bottom: the first rule that answers is the decision. Everything a rule may know is in `CycleContext`.
+Read top to bottom: the first rule that answers is the decision. Everything a rule may know is in `CycleContext`
+(context.py); the rules before a cycle starts are in rules_start.py.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
-from orchestrator.decide.budgets import Remedy, remedy
-from orchestrator.decide.decision import Action, Decision, Fault
-from orchestrator.decide.health import Health
-from orchestrator.decide.observation import CycleObservation, Stage
-from orchestrator.decide.placement import awaited_nodes, choose_nodes, usable_nodes
-from orchestrator.decide.policy import Policy
+from orchestrator.decide.context import CycleContext, clause, decided
+from orchestrator.decide.decision import Action, Decision
+from orchestrator.decide.observation import CopyState, Stage
+from orchestrator.decide.placement import choose_nodes, usable_nodes
 from orchestrator.decide.rules import Rule
+from orchestrator.decide.rules_start import checkpoints_gone, fetch_copy, start, waiting_for_agents
 from orchestrator.decide.taxonomy import TABLE, FailureClass, Final, Level
-from orchestrator.state.history import History
 from orchestrator.state.records import OutcomeKind, Verb
-from orchestrator.words import plural
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CycleContext:
-    """One look and everything derived from it. `remedy` is what the budgets allow for `fault`; None without one."""
-
-    seen: CycleObservation
-    history: History
-    policy: Policy
-    health: Health
-    fault: Fault | None
-    remedy: Remedy | None
-
-    def asked(self, verb: Verb) -> bool:
-        return any(request.verb is verb for request in self.seen.requests)
-
-    @property
-    def leaving(self) -> bool:
-        """Someone wants this allocation to end after a checkpoint."""
-        return self.asked(Verb.DRAIN) or self.seen.notice is not None
-
-    @property
-    def parting_outcome(self) -> str:
-        """A person's drain parks the run; a time limit or preemption continues in the next attempt."""
-        return "drained" if self.asked(Verb.DRAIN) else "continue"
-
-    @property
-    def resume_from(self) -> str | None:
-        newest = self.seen.counting.newest
-        return None if newest is None else newest.name
-
-
-def context_of(
-    seen: CycleObservation, history: History, policy: Policy, health: Health, fault: Fault | None
-) -> CycleContext:
-    """Add what the budgets allow."""
-    allowed = None
-    if fault is not None:
-        leave = tuple(dict.fromkeys((*fault.must_leave, *((fault.node,) if fault.node else ()))))
-        allowed = remedy(fault, history, policy, can_swap=choose_nodes(seen, health, leave=leave) is not None)
-    return CycleContext(seen=seen, history=history, policy=policy, health=health, fault=fault, remedy=allowed)
-
-
-def _decide(action: Action, reason: str, **more: object) -> Decision:
-    return Decision(rule="", action=action, reason=reason, **more)  # type: ignore[arg-type]
-
-
-def _clause(fault: Fault) -> str:
-    """What happened, as the first half of a sentence: a rank's message may be a paragraph with its own full stop."""
-    return fault.message.rstrip().rstrip(".")
 
 
 def _cancel(c: CycleContext) -> Decision | None:
     if not c.asked(Verb.CANCEL):
         return None
-    return _decide(Action.CANCEL, "a person asked to stop now", outcome="cancelled", fault=None)
+    return decided(Action.CANCEL, "a person asked to stop now", outcome="cancelled", fault=None)
 
 
 def _finished(c: CycleContext) -> Decision | None:
     seen, newest = c.seen, c.seen.counting.newest
     complete = newest is not None and newest.step >= seen.train_steps
     if complete and (c.fault is not None or seen.stage is not Stage.RUNNING):
-        return _decide(
+        return decided(
             Action.FINISH, f"the checkpoint of step {seen.train_steps}, the last one, counts", outcome="done"
         )
     if c.fault is None and _all_said(c, OutcomeKind.DONE):
-        return _decide(Action.FINISH, "every rank says that it is done", outcome="done")
+        return decided(Action.FINISH, "every rank says that it is done", outcome="done")
     return None
 
 
@@ -102,7 +49,7 @@ def _all_said(c: CycleContext, kind: OutcomeKind) -> bool:
 def _drained(c: CycleContext) -> Decision | None:
     if c.fault is not None or not _all_said(c, OutcomeKind.DRAINED):
         return None
-    return _decide(
+    return decided(
         Action.END, "every rank saved a checkpoint and left", outcome=c.parting_outcome, resume_from=c.resume_from
     )
 
@@ -111,7 +58,7 @@ def _leave(c: CycleContext) -> Decision | None:
     if not c.leaving or (c.fault is None and c.seen.stage is Stage.RUNNING):
         return None
     why = "a person asked to drain" if c.asked(Verb.DRAIN) else f"notice: {c.seen.notice}"
-    return _decide(
+    return decided(
         Action.END,
         f"{why}, and nothing runs that could save a newer checkpoint",
         outcome=c.parting_outcome,
@@ -125,7 +72,7 @@ def _silence_over(c: CycleContext) -> Decision | None:
     if silent_s is None or silent_s < c.policy.correlated_limit_s:
         return None
     reason = f"many nodes have been silent together for {silent_s:.0f} s: this allocation is given up"
-    return _decide(Action.END, reason, level=Level.L4, outcome="continue", resume_from=c.resume_from)
+    return decided(Action.END, reason, level=Level.L4, outcome="continue", resume_from=c.resume_from)
 
 
 def _silence(c: CycleContext) -> Decision | None:
@@ -134,7 +81,7 @@ def _silence(c: CycleContext) -> Decision | None:
     reason = (
         "many nodes fell silent together: storage, network or this process is the likelier cause, nothing is killed"
     )
-    return _decide(Action.WAIT, reason, recheck_after_s=c.policy.beat_interval_s)
+    return decided(Action.WAIT, reason, recheck_after_s=c.policy.beat_interval_s)
 
 
 def _unsettled(c: CycleContext) -> Decision | None:
@@ -151,7 +98,7 @@ def _unsettled(c: CycleContext) -> Decision | None:
     if not fresh and not (doubtful and c.seen.stage is Stage.RUNNING):
         return None
     waiting = f" (not heard: {', '.join(doubtful)})" if doubtful else ""
-    return _decide(Action.WAIT, f"something failed, its cause is not clear yet{waiting}", recheck_after_s=0.2)
+    return decided(Action.WAIT, f"something failed, its cause is not clear yet{waiting}", recheck_after_s=0.2)
 
 
 def _stop_for_good(c: CycleContext, *, rule: str) -> Decision | None:
@@ -159,7 +106,7 @@ def _stop_for_good(c: CycleContext, *, rule: str) -> Decision | None:
     if c.fault is None or c.remedy is None or c.remedy.final is None or c.remedy.rule != rule:
         return None
     failed = c.remedy.final is Final.FAILED
-    return _decide(
+    return decided(
         Action.FAIL if failed else Action.HOLD,
         f"{c.remedy.why}. {c.fault.message}" if c.fault.message not in c.remedy.why else c.remedy.why,
         level=Level.L5,
@@ -176,15 +123,17 @@ def _undecided(c: CycleContext) -> Decision | None:
     epoch = c.seen.counting.undecided[0]
     reason = f"the cycle record of {epoch} cannot be read, so it is unknown which checkpoints still count"
     hint = f"restore attempts/{epoch.attempt:04d}/cycles/{epoch.cycle:04d}/cycle.json from a backup, then resume"
-    return _decide(Action.HOLD, reason, level=Level.L5, outcome="held", fault=c.fault, hint=hint)
+    return decided(Action.HOLD, reason, level=Level.L5, outcome="held", fault=c.fault, hint=hint)
 
 
 def _no_checkpoint_left(c: CycleContext) -> Decision | None:
     if c.fault is None or c.fault.cls is not FailureClass.CHECKPOINT_INVALID or _one_before(c) is not None:
         return None
-    return _decide(
+    if c.seen.copies is CopyState.UNASKED:
+        return None  # set aside like any other; the start looks for a copy then
+    return decided(
         Action.HOLD,
-        f"{_clause(c.fault)}; no older checkpoint is left, and starting from the first step is a person's decision",
+        f"{clause(c.fault)}; no older checkpoint is left, and starting from the first step is a person's decision",
         level=Level.L5,
         outcome="held",
         fault=c.fault,
@@ -208,9 +157,9 @@ def _checkpoint_invalid(c: CycleContext) -> Decision | None:
     nodes = choose_nodes(c.seen, c.health, leave=c.fault.must_leave) or _same_places(c)
     if nodes is None:
         return None
-    return _decide(
+    return decided(
         Action.RESTART,
-        f"{_clause(c.fault)}; it is set aside and the checkpoint before it is used",
+        f"{clause(c.fault)}; it is set aside and the checkpoint before it is used",
         level=Level.L1,
         resume_from=_one_before(c),
         quarantine=c.fault.bad_checkpoint,
@@ -235,9 +184,9 @@ def _repair(c: CycleContext, *, level: Level) -> Decision | None:
     nodes = choose_nodes(c.seen, c.health, leave=leave) or (_same_places(c) if level is Level.L1 else None)
     if nodes is None or c.fault.cls is FailureClass.CHECKPOINT_INVALID:
         return None
-    return _decide(
+    return decided(
         Action.RESTART,
-        f"{_clause(c.fault)}; {c.remedy.why}",
+        f"{clause(c.fault)}; {c.remedy.why}",
         level=level,
         resume_from=c.resume_from,
         nodes=nodes,
@@ -250,9 +199,9 @@ def _repair(c: CycleContext, *, level: Level) -> Decision | None:
 def _new_attempt(c: CycleContext) -> Decision | None:
     if c.fault is None or c.remedy is None:
         return None
-    return _decide(
+    return decided(
         Action.END,
-        f"{_clause(c.fault)}; {c.remedy.why}",
+        f"{clause(c.fault)}; {c.remedy.why}",
         level=Level.L4,
         outcome="continue",
         resume_from=c.resume_from,
@@ -261,36 +210,6 @@ def _new_attempt(c: CycleContext) -> Decision | None:
         fault=c.fault,
         backoff_s=c.remedy.backoff_s,
     )
-
-
-def _waiting_for_agents(c: CycleContext) -> Decision | None:
-    if c.seen.stage is not Stage.IDLE:
-        return None
-    usable, awaited = usable_nodes(c.seen, c.health), awaited_nodes(c.seen, c.health, c.policy)
-    if choose_nodes(c.seen, c.health) is not None and not awaited:
-        return None
-    lacking = f"{len(usable)} of {c.seen.num_nodes} nodes are ready"
-    if awaited:
-        lacking = f"{lacking}, {', '.join(awaited)} may still come and no spare takes that place yet"
-    if (awaited or c.seen.stage_s <= c.policy.start_limit_s) and len(_possible(c)) >= c.seen.num_nodes:
-        return _decide(Action.WAIT, lacking, recheck_after_s=min(0.2, c.policy.beat_interval_s))
-    defects = "; ".join(f"{node.name}: {node.defect}" for node in c.seen.nodes if node.defect)
-    reason = f"{lacking} after {c.seen.stage_s:.0f} s{'; ' + defects if defects else ''}"
-    unusable = tuple(node.name for node in c.seen.nodes if node.name not in usable)
-    return _decide(Action.END, reason, level=Level.L4, outcome="continue", exclude=unusable)
-
-
-def _possible(c: CycleContext) -> tuple[str, ...]:
-    """Nodes that are neither excluded nor lost for certain: with fewer than a cycle needs, nothing is worth waiting."""
-    return tuple(node.name for node in c.seen.nodes if node.name not in c.seen.excluded and node.lost is None)
-
-
-def _start(c: CycleContext) -> Decision | None:
-    nodes = choose_nodes(c.seen, c.health)
-    if c.seen.stage is not Stage.IDLE or nodes is None:
-        return None
-    where = f"from {c.resume_from}" if c.resume_from else "from the beginning"
-    return _decide(Action.START, f"{plural(len(nodes), 'node')} ready, {where}", nodes=nodes, resume_from=c.resume_from)
 
 
 def _spare_lost(c: CycleContext) -> Decision | None:
@@ -303,7 +222,7 @@ def _spare_lost(c: CycleContext) -> Decision | None:
     left = sum(name not in training for name in usable_nodes(c.seen, c.health))
     what = "; ".join(f"hot spare {node.name} lost: {node.why}" for node in lost)
     reason = f"{what}; {left} {'spare' if left == 1 else 'spares'} left"
-    return _decide(Action.NOTE, reason, exclude=tuple(node.name for node in lost))
+    return decided(Action.NOTE, reason, exclude=tuple(node.name for node in lost))
 
 
 def _drain(c: CycleContext) -> Decision | None:
@@ -311,14 +230,14 @@ def _drain(c: CycleContext) -> Decision | None:
         return None
     why = "a person asked to drain" if c.asked(Verb.DRAIN) else f"notice: {c.seen.notice}"
     if c.seen.drain_sent:
-        return _decide(Action.WAIT, f"{why}; waiting for the checkpoint at the step border")
-    return _decide(Action.DRAIN, f"{why}: checkpoint at the next step border, then leave")
+        return decided(Action.WAIT, f"{why}; waiting for the checkpoint at the step border")
+    return decided(Action.DRAIN, f"{why}: checkpoint at the next step border, then leave")
 
 
 def _save(c: CycleContext) -> Decision | None:
     if not c.asked(Verb.SAVE_NOW) or c.seen.save_sent:
         return None
-    return _decide(Action.SAVE, "a person asked for a checkpoint now")
+    return decided(Action.SAVE, "a person asked for a checkpoint now")
 
 
 def _profile(c: CycleContext) -> Decision | None:
@@ -328,12 +247,12 @@ def _profile(c: CycleContext) -> Decision | None:
     for node in c.seen.training:
         if not node.connected or not node.ranks or any(rank.phase in (None, "init") for rank in node.ranks):
             return None
-    return _decide(Action.PROFILE, "a person asked for a profile of the next steps")
+    return decided(Action.PROFILE, "a person asked for a profile of the next steps")
 
 
 def _healthy(c: CycleContext) -> Decision:
     ended = "" if c.seen.stage is Stage.RUNNING else f" ({c.seen.stage})"
-    return _decide(Action.WAIT, f"nothing is wrong{ended}", recheck_after_s=c.policy.beat_interval_s)
+    return decided(Action.WAIT, f"nothing is wrong{ended}", recheck_after_s=c.policy.beat_interval_s)
 
 
 CYCLE_RULES: tuple[Rule[CycleContext], ...] = (
@@ -369,9 +288,11 @@ CYCLE_RULES: tuple[Rule[CycleContext], ...] = (
     Rule(
         "waiting-for-agents",
         "nodes are missing that may still come: wait; too few after the start limit: give up (L4)",
-        _waiting_for_agents,
+        waiting_for_agents,
     ),
-    Rule("start-cycle", "enough nodes are ready: start the next cycle", _start),
+    Rule("fetch-copy", "no checkpoint is left here, but copies were made: fetch the newest that counts", fetch_copy),
+    Rule("checkpoints-gone", "no checkpoint is left of those the run had: HELD", checkpoints_gone),
+    Rule("start-cycle", "enough nodes are ready: start the next cycle", start),
     Rule("spare-lost", "a node that does not train is gone: say so, restart nothing", _spare_lost),
     Rule("drain", "asked to leave: checkpoint at the next step border, then exit 75", _drain),
     Rule("save-now", "a person asked for a checkpoint", _save),

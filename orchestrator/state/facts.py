@@ -77,6 +77,9 @@ _FIELDS: dict[str, dict[str, Sort]] = {
     "checkpoint_kept": {"name": _T, "label": _T, "by": _T},
     "checkpoint_released": {"name": _T, "by": _T},
     "checkpoint_removed": {"name": _T, "by": _T},
+    "checkpoint_uploaded": {"name": _T, "url": _T, "by": _T},
+    "checkpoint_fetched": {"name": _T, "url": _T, "by": _T},
+    "errand_failed": {"errand": _T, "name": _T, "reason": _T},
     "forked": {
         **{"run": _T, "run_dir": _T, "step": _I, "checkpoint": _T, "digest": _T, "weights_only": _B},
         **{"by": _T, "why": _T, "set": _L},
@@ -86,7 +89,7 @@ _FIELDS: dict[str, dict[str, Sort]] = {
     "run_failed": _WORDS,
     "request": {"verb": _T, "id": _T, "by": _T},
     "request_done": {"verb": _T, "id": _T, "by": _T, "result": _T, "where": _T},
-    "resumed": {"by": _T, "why": _T, "set": _L, "revision": _I, "code": _T},
+    "resumed": {"by": _T, "why": _T, "set": _L, "revision": _I, "from_start": _B, "code": _T},
     "export": {"step": _I, "out": _T},
 }
 KINDS = tuple(_FIELDS)

@@ -110,7 +110,8 @@ class Parked:
 class History:
     """A run's past. `unresolved`: incidents since the last progress; `streak`: restarts that the backoff counts.
 
-    `cycles_without_progress` counts started cycles, and attempts that ended without starting one.
+    `cycles_without_progress` counts started cycles, and attempts that ended without starting one. `may_start_over`: a
+    person said that the run may begin again at step 1, and no checkpoint was written since.
     """
 
     run: str | None = None
@@ -131,6 +132,7 @@ class History:
     requests_done: tuple[str, ...] = ()
     resumed_unix: float | None = None
     resumed_attempt: int | None = None
+    may_start_over: bool = False
     last_epoch: Epoch = field(default_factory=lambda: Epoch(0, 0, 0))
 
     @property
@@ -326,6 +328,7 @@ class _Replay:
         )
 
     def on_checkpoint_committed(self, event: Event, data: dict[str, Any]) -> None:
+        self.values["may_start_over"] = False
         step = _int(data.get("step"))
         if step is None or step <= self.best_step:
             return
@@ -365,6 +368,7 @@ class _Replay:
             self.values["state"] = RunState.STOPPED
         self.values["parked"] = None
         self.values["resumed_unix"] = event.unix
+        self.values["may_start_over"] = data.get("from_start") is True
         self.values["resumed_attempt"] = max(self.attempts, default=0)
         self.idle_cycles = self.streak = self.commits = 0
         self.unresolved.clear()

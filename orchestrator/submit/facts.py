@@ -15,6 +15,7 @@ from orchestrator.config.spec import SECTIONS, RunSpec
 from orchestrator.config.typed import child_of
 from orchestrator.config.yaml_loader import Mapping, Scalar, load_file
 from orchestrator.errors import ConfigProblems, PawlError
+from orchestrator.state.copies import Copies
 from orchestrator.state.fsio import list_names, read_text
 from orchestrator.state.records import LaunchFacts, Unreadable, parse_launch_facts
 from orchestrator.state.retention import Retention
@@ -58,6 +59,7 @@ class Frozen:
     facts: LaunchFacts
     config: str
     retention: Retention
+    copies: Copies
 
 
 def read_frozen(paths: RunPaths) -> Frozen:
@@ -73,15 +75,38 @@ def read_frozen(paths: RunPaths) -> Frozen:
     problems = [*document.problems, *sections.reading.problems, *shape_problems]
     if spec is None or has_errors(problems):
         raise ConfigProblems("the run's frozen config cannot be used:\n" + "\n".join(map(format_problem, problems)))
-    return Frozen(spec=spec, facts=facts, config=paths.relative(config), retention=retention_of(document.root))
+    return Frozen(
+        spec=spec,
+        facts=facts,
+        config=paths.relative(config),
+        retention=retention_of(document.root),
+        copies=copies_of(document.root),
+    )
 
 
 def retention_of(root: Mapping) -> Retention:
     """checkpoints.keep_last and keep_every; where one is not given, the trainer's default."""
-    section = root.entries.get("checkpoints")
-    nodes = {name: child_of(section, name) for name in ("keep_last", "keep_every") if section is not None}
-    given = {name: node.text for name, node in nodes.items() if isinstance(node, Scalar)}
+    given = _checkpoint_texts(root, "keep_last", "keep_every")
     return Retention(**{name: int(text) for name, text in given.items() if text.isdecimal()})
+
+
+def copies_of(root: Mapping) -> Copies:
+    """checkpoints.upload_to and export_interval."""
+    given = _checkpoint_texts(root, "upload_to", "export_interval")
+    interval = given.get("export_interval", "")
+    return Copies(upload_to=given.get("upload_to"), export_interval=int(interval) if interval.isdecimal() else None)
+
+
+def frozen_copies(paths: RunPaths) -> Copies:
+    """`copies_of` the run's current config."""
+    return copies_of(load_file(current_config(paths)).root)
+
+
+def _checkpoint_texts(root: Mapping, *names: str) -> dict[str, str]:
+    """The values of keys of the checkpoints section that are given and not null, as text."""
+    section = root.entries.get("checkpoints")
+    nodes = {name: child_of(section, name) for name in names if section is not None}
+    return {name: node.text for name, node in nodes.items() if isinstance(node, Scalar) and not node.is_null}
 
 
 def retention_of_config(config: dict[str, Any] | None) -> Retention:

@@ -21,6 +21,7 @@ from orchestrator.config.secret_names import is_secret
 from orchestrator.config.spec import PhaseLimitSpec, RecoverySpec, RunSpec, SlurmSpec
 from orchestrator.decide.policy import DEFAULT_LIMITS, PhaseLimit
 from orchestrator.errors import UsageError
+from orchestrator.state.copies import Copies
 from orchestrator.state.records import LaunchFacts
 from orchestrator.state.retention import Retention
 from orchestrator.submit.quoting import check_text, check_variable
@@ -97,6 +98,7 @@ class LaunchPlan:
     recovery: dict[str, Any]
     monitoring: dict[str, Any]
     retention: Retention
+    copies: Copies
 
     def to_json(self) -> dict[str, Any]:
         """The content of plan.json: what the supervisor and the local launcher need besides run.yaml."""
@@ -120,7 +122,7 @@ class LaunchPlan:
             "torchrun": list(self.torchrun),
             "recovery": self.recovery,
             "monitoring": self.monitoring,
-            "checkpoints": asdict(self.retention),
+            "checkpoints": {**asdict(self.retention), **asdict(self.copies)},
         }
 
 
@@ -139,6 +141,7 @@ def plan_launch(
     plain: bool = False,
     config: str = "run.yaml",
     retention: Retention | None = None,
+    copies: Copies | None = None,
 ) -> LaunchPlan:
     """The plan of attempt `attempt`; absolute `run_dir` and `python`. `lead_s`: a learned warning time.
 
@@ -180,6 +183,7 @@ def plan_launch(
         recovery=_recovery(spec.recovery),
         monitoring=spec.monitoring.model_dump(mode="json"),
         retention=retention or Retention(),
+        copies=copies or Copies(),
     )  # fmt: skip
 
 

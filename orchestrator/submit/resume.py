@@ -38,9 +38,12 @@ _ACTIVE = (RunState.QUEUED, RunState.STARTING, RunState.TRAINING, RunState.RECOV
 
 
 def resume(
-    paths: RunPaths, *, overrides: tuple[str, ...], why: str, by: str, now_unix: float, code_current: bool = False
-) -> tuple[str, ...]:
+    paths: RunPaths, *, overrides: tuple[str, ...], why: str, by: str, now_unix: float, code_current: bool = False,
+    from_start: bool = False,
+) -> tuple[str, ...]:  # fmt: skip
     """Record that the run may go on; what was done, a line each. Launching is the controller's.
+
+    from_start: where no checkpoint is left, the run may begin again at step 1.
 
     Raises UsageError for a run that is over or running, a fixed key, or a config with problems.
     """
@@ -50,6 +53,8 @@ def resume(
     _check_state(view, overrides)
     said = _revise(paths, view, overrides=overrides, why=why, by=by, now_unix=now_unix) if overrides else ()
     data: dict[str, object] = {"by": by, "why": why, "set": [blanked_override(text) for text in overrides]}
+    if from_start:
+        data["from_start"] = True
     if code_current:
         before, after = renew(paths, by=by, now_unix=now_unix)
         said, data = (*said, code_line(before, after)), {**data, "code": "current"}

@@ -5,6 +5,7 @@
     restart   evidence and SIGKILL on every node → incident, decision, teardown, cycle_ended → idle (back-off runs)
     drain     the word into the ranks' shared memory; they save at the step border and leave with 75
     profile   the order into the ranks' shared memory; they record the next steps and train on
+    fetch     a copy of a checkpoint is brought back by a command beside (`beside.py`); the next scan sees it
     end …     the same clean-up, then the attempt's last word
 
 After a restart nothing is remembered but the pause: the next cycle is started by the same rule as the first one.
@@ -19,9 +20,10 @@ from orchestrator.agent.evidence import last_lines
 from orchestrator.agent.messages import Control, Quit
 from orchestrator.agent.plan import AttemptPlan
 from orchestrator.decide.decision import Action, Decision, incident_data
-from orchestrator.decide.observation import Stage
+from orchestrator.decide.observation import CopyState, Stage
 from orchestrator.errors import PawlError
 from orchestrator.state import gc
+from orchestrator.state.copies import pushed_to
 from orchestrator.state.counting import resume_step
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.ledger import Ledger, read_all
@@ -29,6 +31,7 @@ from orchestrator.state.records import Request, Verb
 from orchestrator.state.requests import acknowledge
 from orchestrator.state.rundir import RunPaths
 from orchestrator.state.train_lines import last_written_step
+from orchestrator.supervise.beside import Beside
 from orchestrator.supervise.edge import Edge
 from orchestrator.supervise.hub import Hub
 from orchestrator.supervise.keep import Keeper
@@ -67,6 +70,9 @@ class Actor:
         self._ledger, self._look, self._pump = ledger, look, pump
         events = read_all(paths.root)
         self._keeper = Keeper(paths, plan, events)
+        copied = pushed_to(events, place=plan.copies.place(plan.run))
+        self._beside = Beside(paths, plan.copies, attempt=plan.attempt, copied=copied)
+        look.copies = CopyState.UNASKED if copied else CopyState.NONE
         self._profiling = Profiling(paths)
         self._epoch = Epoch(plan.attempt, 1, 0)
         self.agent_pids: Mapping[str, int] = {}
@@ -103,6 +109,11 @@ class Actor:
                 self._look.save_sent = True
             case Action.PROFILE:
                 self._ask_profile(decision)
+            case Action.FETCH:
+                self.record("decision", decision.ledger_data())
+                self._beside.stop()
+                self._beside.fetch()
+                self._look.copies = CopyState.FETCHING
             case Action.FINISH | Action.END | Action.HOLD | Action.FAIL | Action.CANCEL:
                 self._end(decision)
             case _:
@@ -171,6 +182,7 @@ class Actor:
         self._note_times()
         if self._profiling.is_done(self._nodes):
             self._answer_profile()
+        self._run_errands()
         counting = self._look.counting
         new = self._keeper.new_commits(counting)
         for checkpoint in reversed(new):
@@ -179,7 +191,36 @@ class Actor:
         if new:
             self._saved()
             if self._look.stage is Stage.RUNNING:
-                self._keeper.collect(self._epoch, resumed_from=self._look.resume_from)
+                busy = self._beside.busy_with
+                in_use = frozenset() if busy is None else frozenset({busy})
+                self._keeper.collect(self._epoch, resumed_from=self._look.resume_from, in_use=in_use)
+
+    def _run_errands(self) -> None:
+        """Copies and exports beside the training. A failure is a line in the ledger; training never waits."""
+        found = self._beside.turn(self._look.counting)
+        if found is None:
+            return
+        if found.code != 0:
+            self.record("errand_failed", found.ledger_data())
+        elif found.what == "push" and self._look.copies is CopyState.NONE:
+            self._look.copies = CopyState.UNASKED
+        if found.what == "pull":
+            self._look.copies = CopyState.ASKED
+            self._look.scan_now()
+
+    def finish_errands(self, limit_s: float) -> None:
+        """The run is done: its last copies and exports may still take this long. A signal ends the waiting."""
+        deadline = time.monotonic() + limit_s
+        while self._beside.is_running or self._beside.due(self._look.counting):
+            if time.monotonic() > deadline or self._look.is_signalled:
+                break
+            self._run_errands()
+            time.sleep(0.2)
+        self._beside.stop()
+
+    def stop_errands(self) -> None:
+        """Kill what runs beside; it goes on in the next attempt."""
+        self._beside.stop()
 
     def _note_times(self) -> None:
         step, times = self._nodes.step, self._times

@@ -12,7 +12,7 @@ from orchestrator.agent.messages import Exited, Refused, Report
 from orchestrator.agent.plan import AttemptPlan
 from orchestrator.decide.decide import decide_cycle
 from orchestrator.decide.decision import Decision
-from orchestrator.decide.observation import CycleObservation, NodeObservation, Stage, StopNotice
+from orchestrator.decide.observation import CopyState, CycleObservation, NodeObservation, Stage, StopNotice
 from orchestrator.state.counting import Counting, count
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.history import History, replay, with_unrecorded_checkpoints
@@ -59,7 +59,13 @@ class Lookout:
         self.excluded: tuple[str, ...] = exclude
         self.resume_from: str | None = None
         self.drain_sent = self.save_sent = self.profile_sent = False
+        self.copies = CopyState.NONE
         self._stage, self._stage_since = Stage.IDLE, time.monotonic()
+
+    @property
+    def is_signalled(self) -> bool:
+        """Whether a signal asked the supervisor to leave."""
+        return self._signal is not None
 
     def note_signal(self, name: str) -> None:
         """The supervisor got a signal."""
@@ -180,6 +186,7 @@ class Lookout:
             profile_sent=self.profile_sent,
             p99_s=self._nodes.p99_s(),
             excluded=self.excluded,
+            copies=self.copies,
         )
 
     @property

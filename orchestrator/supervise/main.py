@@ -47,6 +47,7 @@ from orchestrator.supervise.nodes import Nodes
 from orchestrator.supervise.start import answer_hello
 
 GENERATION = 1
+LAST_ERRANDS_S = 600.0
 EXIT_CODES = {"done": 0, "drained": 0, "continue": 0, "cancelled": 0, "held": 3, "failed": 1}
 
 
@@ -91,6 +92,7 @@ class Supervisor:
 
     def run(self) -> str:
         """Until a decision ends the attempt; everything of it is gone then. Raises PawlError and OSError."""
+        outcome = None
         self._begin()
         try:
             while True:
@@ -101,7 +103,8 @@ class Supervisor:
                 try:
                     self._actor.act(self._look.decide())
                 except Ended as ended:
-                    return ended.outcome
+                    outcome = ended.outcome
+                    return outcome
         except RunDirGone:
             raise
         except (PawlError, OSError) as error:
@@ -116,6 +119,9 @@ class Supervisor:
             self._edge.close()
             if look_for(self._paths, self._plan.attempt) is not Presence.GONE:
                 self._actor.clear_targets()
+                if outcome == "done":
+                    self._actor.finish_errands(LAST_ERRANDS_S)
+            self._actor.stop_errands()
 
     def _begin(self) -> None:
         self._hub.start()

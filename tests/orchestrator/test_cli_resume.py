@@ -1,6 +1,7 @@
 """`pawl resume` and `pawl controller` as commands, on runs whose local launcher starts nothing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from submit_world import Started, kinds
 
 from orchestrator.cli.actions.launch import goes_on_from
 from orchestrator.cli.app import run
+from orchestrator.state.history import History
 from orchestrator.state.ledger import Ledger, read_all
 from orchestrator.state.records import Epoch
 from orchestrator.state.rundir import RunPaths
@@ -28,6 +30,14 @@ def drained_run(config: Path) -> RunPaths:
     return paths
 
 
+def test_a_run_whose_checkpoints_are_gone_is_not_said_to_begin_again(tmp_path: Path) -> None:
+    view = replace(run_view(tmp_path), run="lost", checkpoints=())
+    (line,) = goes_on_from(view, History(best_step=60))
+    assert "had a checkpoint of step 60" in line and "pawl resume lost --from-start" in line
+    for history in (History(), History(best_step=60, may_start_over=True)):
+        assert goes_on_from(view, history) == ("lost goes on from the beginning.",)
+
+
 def test_resume_goes_on_after_a_drain(config: Path, started: Started, capsys: pytest.CaptureFixture[str]) -> None:
     paths = drained_run(config)
     assert run(["resume", "demo", "--runs-root", "runs"]) == 0
@@ -40,9 +50,9 @@ def test_resume_goes_on_after_a_drain(config: Path, started: Started, capsys: py
 def test_a_resume_names_the_damaged_checkpoints_it_passes_over(tmp_path: Path) -> None:
     run_dir = rough().write(tmp_path)
     newest = run_view(run_dir).checkpoints[0].name
-    assert goes_on_from(run_view(run_dir)) == (f"rough goes on from {newest}.",)
+    assert goes_on_from(run_view(run_dir), History()) == (f"rough goes on from {newest}.",)
     (RunPaths(run_dir).checkpoint(newest) / "manifest.json").unlink()
-    first, passed = goes_on_from(run_view(run_dir))
+    first, passed = goes_on_from(run_view(run_dir), History())
     assert newest not in first and passed.startswith(f"Passed over {newest}, which does not count: ")
 
 

@@ -45,7 +45,7 @@ def test_all_well_waits() -> None:
 
 def test_the_first_cycle_starts_when_enough_nodes_are_ready() -> None:
     nodes = [w.node(i, spare=True) for i in range(3)]
-    decision = decide(w.cycle(*nodes, stage=Stage.IDLE))
+    decision = decide(w.cycle(*nodes, stage=Stage.IDLE), History())
     assert (decision.action, decision.nodes, decision.resume_from) == (Action.START, ("node0", "node1"), None)
     not_yet = w.cycle(nodes[0], w.node(1, spare=True, ready=None), w.node(2, spare=True, ready=False), stage=Stage.IDLE)
     assert decide(not_yet).rule == "waiting-for-agents"

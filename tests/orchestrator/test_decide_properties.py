@@ -28,6 +28,7 @@ _SUPERVISOR = {
     Action.DRAIN,
     Action.SAVE,
     Action.PROFILE,
+    Action.FETCH,
     Action.FINISH,
     Action.END,
     Action.HOLD,

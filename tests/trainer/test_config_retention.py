@@ -1,4 +1,4 @@
-"""checkpoints.keep_last and keep_every: what is refused, and what is said."""
+"""checkpoints.keep_last, keep_every, export_interval and upload_to: what is refused, and what is said."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import yaml
 from trainer.config import Severity, load
 
 
-def problems(tmp_path: Path, severity: Severity, **keys: int) -> list[str]:
+def problems(tmp_path: Path, severity: Severity, **keys: object) -> list[str]:
     path = tiny_run.make(tmp_path)
     config = yaml.safe_load(path.read_text())
     config["checkpoints"] |= keys
@@ -18,14 +18,30 @@ def problems(tmp_path: Path, severity: Severity, **keys: int) -> list[str]:
     return [f"{problem.key}: {problem.message}" for problem in found if problem.severity is severity]
 
 
-@pytest.mark.parametrize("keys", [{"keep_last": 0}, {"keep_last": 1}, {"keep_every": 0}, {"keep_every": -5}])
-def test_numbers_that_would_lose_checkpoints_are_refused(keys: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"keep_last": 0},
+        {"keep_last": 1},
+        {"keep_every": 0},
+        {"keep_every": -5},
+        {"export_interval": 0},
+        {"upload_to": "copies/here"},
+        {"upload_to": ""},
+    ],
+)
+def test_numbers_that_would_lose_checkpoints_are_refused(keys: dict[str, object], tmp_path: Path) -> None:
     (key,) = keys
     (error,) = problems(tmp_path, Severity.ERROR, **keys)
     assert error.startswith(f"checkpoints.{key}: ")
 
 
-def test_a_keep_every_between_the_saves_says_when_it_bites(tmp_path: Path) -> None:
-    assert problems(tmp_path, Severity.WARNING, keep_every=9) == []
-    (warning,) = problems(tmp_path, Severity.WARNING, keep_every=10)
+@pytest.mark.parametrize("key", ["keep_every", "export_interval"])
+def test_an_interval_between_the_saves_says_when_it_bites(key: str, tmp_path: Path) -> None:
+    assert problems(tmp_path, Severity.WARNING, **{key: 9}) == []
+    (warning,) = problems(tmp_path, Severity.WARNING, **{key: 10})
     assert "no multiple of checkpoint_interval 3: only every 30 steps a checkpoint meets it" in warning
+
+
+def test_copies_go_to_a_url(tmp_path: Path) -> None:
+    assert problems(tmp_path, Severity.ERROR, upload_to="s3://bucket/runs") == []

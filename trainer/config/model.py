@@ -223,6 +223,9 @@ class Checkpoints(Section):
     """Cadence and retention. Inside a run directory `checkpoints_path` is ignored: its place is fixed.
 
     `keep_every`: checkpoints whose step is a multiple of it are never deleted (missing: none for its step).
+    `upload_to`: URL (s3://…, gs://…, file:///…) that gets a copy of each, at <URL>/<run>/; a run that has none left
+    here goes on from the newest copy that counts.
+    `export_interval`: checkpoints whose step is a multiple of it become Hugging Face folders in exports/ of the run.
     """
 
     checkpoints_path: str | None = None
@@ -230,6 +233,8 @@ class Checkpoints(Section):
     async_save: bool = True
     keep_last: Annotated[int, Field(ge=2)] = 2
     keep_every: Positive | None = None
+    upload_to: Annotated[str, Field(min_length=1)] | None = None
+    export_interval: Positive | None = None
 
 
 class Logging(Section):

@@ -183,13 +183,23 @@ def saves_on_the_way(c: Any, given: Given) -> Iterator[Finding]:
 
 
 def kept_steps_are_saved(c: Any, given: Given) -> Iterator[Finding]:
-    """keep_every keeps what checkpoint_interval writes."""
-    every, interval = c.checkpoints.keep_every, c.checkpoints.checkpoint_interval
-    if every is not None and every % interval:
-        meet = math.lcm(every, interval)
-        message = f"no multiple of checkpoint_interval {interval}: only every {meet:,} steps a checkpoint meets it"
-        key, expected = "checkpoints.keep_every", f"a multiple of {interval}"
-        yield Finding(key=key, message=message, found=str(every), expected=expected, severity=Severity.WARNING)
+    """keep_every keeps, and export_interval exports, what checkpoint_interval writes."""
+    interval = c.checkpoints.checkpoint_interval
+    for key in ("keep_every", "export_interval"):
+        every = getattr(c.checkpoints, key)
+        if every is not None and every % interval:
+            meet = math.lcm(every, interval)
+            message = f"no multiple of checkpoint_interval {interval}: only every {meet:,} steps a checkpoint meets it"
+            path, expected = f"checkpoints.{key}", f"a multiple of {interval}"
+            yield Finding(key=path, message=message, found=str(every), expected=expected, severity=Severity.WARNING)
+
+
+def copies_have_a_place(c: Any, given: Given) -> Iterator[Finding]:
+    """upload_to is a URL: a bare path would mean another folder on each machine that reads it."""
+    url = c.checkpoints.upload_to
+    if url is not None and "://" not in url:
+        expected = "a URL such as s3://bucket/folder or file:///scratch/copies"
+        yield Finding(key="checkpoints.upload_to", message="this is no URL", found=url, expected=expected)
 
 
 def profile_within_the_run(c: Any, given: Given) -> Iterator[Finding]:
@@ -244,6 +254,7 @@ RULES: tuple[Rule, ...] = (
     fused_update,
     saves_on_the_way,
     kept_steps_are_saved,
+    copies_have_a_place,
     checkpoints_have_their_place,
     profile_within_the_run,
 )

@@ -20,6 +20,8 @@ from orchestrator.control.controller import Reconciled, reconcile
 from orchestrator.control.launchers import make_launcher
 from orchestrator.errors import ConfigProblems, PawlError, UsageError
 from orchestrator.slurm.client import find_sbatch
+from orchestrator.state import ledger
+from orchestrator.state.history import History, replay
 from orchestrator.state.provenance import collect_provenance, whoami
 from orchestrator.state.records import LaunchFacts
 from orchestrator.state.requests import new_ulid
@@ -213,18 +215,20 @@ def _launch(paths: RunPaths) -> Reconciled:
 
 
 def resume_run(
-    run: str, *, overrides: tuple[str, ...], why: str, code: str | None, runs_root: Path | None, site: Path | None
-) -> int:
+    run: str, *, overrides: tuple[str, ...], why: str, code: str | None, from_start: bool, runs_root: Path | None,
+    site: Path | None,
+) -> int:  # fmt: skip
     """Record the change and launch again."""
     if code not in (None, "current"):
         raise UsageError(f"--code {code[:40]!r}: pawl keeps no older code to go back to; the one value is `current`.")
     paths, renews = the_run(run, runs_root=runs_root, site=site), code is not None
     said = resume_paths(
-        paths, overrides=overrides, why=why, by=whoami(), now_unix=time.time(), code_current=renews
+        paths, overrides=overrides, why=why, by=whoami(), now_unix=time.time(), code_current=renews,
+        from_start=from_start,
     )  # fmt: skip
     for line in said:
         typer.echo(line)
-    for line in goes_on_from(run_view(paths.root)):
+    for line in goes_on_from(run_view(paths.root), replay(ledger.read_all(paths.root))):
         typer.echo(line)
     result = _launch_after(paths, wait_s=_ENDING_S)
     if result.decision is not None and result.decision.rule in _NOTHING_LAUNCHED:
@@ -236,12 +240,18 @@ def resume_run(
     return 0
 
 
-def goes_on_from(view: RunView) -> tuple[str, ...]:
+def goes_on_from(view: RunView, history: History) -> tuple[str, ...]:
     """Where a resumed run starts, and the newer checkpoints that do not count, with the reason. Pure."""
     newest = view.newest_checkpoint
     bad = [item for item in view.checkpoints if not item.counts and (newest is None or item.step > newest.step)]
     start = f"from {newest.name}" if newest is not None else "from the beginning"
     passed = (f"Passed over {item.name}, which does not count: {item.why_not}" for item in bad)
+    if newest is None and history.best_step and not history.may_start_over:
+        return (
+            f"{view.run} had a checkpoint of step {history.best_step}, and none that counts is left here. It goes on "
+            f"from the newest copy if there is one, else it is HELD: pawl resume {view.run} --from-start begins again.",
+            *passed,
+        )
     return (f"{view.run} goes on {start}.", *passed)
 
 

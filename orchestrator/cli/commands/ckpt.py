@@ -126,6 +126,74 @@ def release(checkpoint: CheckpointArgument, runs_root: RunsRootOption = None, si
     raise typer.Exit(action.release(checkpoint, runs_root=runs_root, site=site))
 
 
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="Where copies lie: s3://…, gs://…, file:///… [checkpoints.upload_to]."),
+]
+
+
+@ckpt.command("push")
+def push(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="RUN[@STEP]", help="A checkpoint, or a run: its newest.", show_default=False)
+    ],
+    url: UrlOption = None,
+    runs_root: RunsRootOption = None,
+    site: SiteOption = None,
+) -> None:
+    """Copy a checkpoint to URL/RUN/. May be run again: what has arrived is not sent twice.
+
+    With checkpoints.upload_to a running run does it by itself.
+
+    \b
+    pawl ckpt push demo --url s3://bucket/runs
+    pawl ckpt push demo@4000
+    """
+    from orchestrator.cli.actions import copies as action
+
+    raise typer.Exit(action.push(checkpoint, url=url, runs_root=runs_root, site=site))
+
+
+@ckpt.command("pull")
+def pull(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(metavar="RUN[@STEP]", help="A copy, or a run: its newest that counts.", show_default=False),
+    ],
+    url: UrlOption = None,
+    runs_root: RunsRootOption = None,
+    site: SiteOption = None,
+) -> None:
+    """Bring a copy back into checkpoints/, every byte verified.
+
+    \b
+    pawl ckpt pull demo
+    pawl ckpt pull demo@4000 --url s3://bucket/runs
+    """
+    from orchestrator.cli.actions import copies as action
+
+    raise typer.Exit(action.pull(checkpoint, url=url, runs_root=runs_root, site=site))
+
+
+@ckpt.command("copies")
+def copies(
+    run: RunArgument,
+    url: UrlOption = None,
+    runs_root: RunsRootOption = None,
+    site: SiteOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """What copies of a run there are, and which of them count.
+
+    \b
+    pawl ckpt copies demo
+    pawl ckpt copies demo --url s3://bucket/runs --json
+    """
+    from orchestrator.cli.actions import copies as action
+
+    raise typer.Exit(action.show(run, url=url, runs_root=runs_root, site=site, as_json=as_json))
+
+
 def clean(
     run: RunArgument,
     apply: Annotated[bool, typer.Option("--apply", help="Remove what is listed.")] = False,

@@ -108,6 +108,9 @@ def resume(
         str | None,
         typer.Option("--code", metavar="current", help="Record that the code changed: commit and versions of now."),
     ] = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Begin again at step 1 where no checkpoint is left.")
+    ] = False,
     runs_root: RunsRootOption = None,
     site: SiteOption = None,
 ) -> None:
@@ -125,7 +128,10 @@ def resume(
     from orchestrator.cli.actions import launch as action
 
     changes = tuple(overrides or ())
-    raise typer.Exit(action.resume_run(run, overrides=changes, why=why, code=code, runs_root=runs_root, site=site))
+    exit_code = action.resume_run(
+        run, overrides=changes, why=why, code=code, from_start=from_start, runs_root=runs_root, site=site
+    )
+    raise typer.Exit(exit_code)
 
 
 def fork(
