@@ -254,6 +254,16 @@ class LineageView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesView:
+    """Copies behind a URL. `failed`: what failed and was not made good since, a sentence each."""
+
+    place: str | None
+    count: int
+    newest_step: int | None
+    failed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """Everything there is to show of one run, at `now_unix`."""
 
@@ -288,6 +298,7 @@ class RunView:
     profiles: tuple[str, ...]
     problems: tuple[str, ...]
     lineage: LineageView | None = None
+    copies: CopiesView | None = None
 
     @property
     def lost_spares(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from orchestrator.state.counting import Counting, CycleFence, survives
 from orchestrator.state.history import replay
 from orchestrator.state.records import Cycle, Event, LaunchFacts, Request
 from orchestrator.state.train_lines import MergedSteps, StepLine, ValidationLine, merge_steps
+from orchestrator.views.copies import copies_of
 from orchestrator.views.goodput import account, fences
 from orchestrator.views.goodput_tape import Category
 from orchestrator.views.human import harmless_data
@@ -116,6 +117,7 @@ def build_view(inputs: RunInputs) -> RunView:
         profiles=inputs.profiles,
         problems=inputs.problems,
         lineage=lineage_of(inputs.events),
+        copies=copies_of(inputs.events),
     )
     return harmless_data(view)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from orchestrator.views.explain import place
 from orchestrator.views.goodput_tape import Category
 from orchestrator.views.human import UNKNOWN, count, duration, loss, moment, number, plural, rate, ratio, size
-from orchestrator.views.records import CheckpointView, IncidentView, NodeView, RunState, RunView
+from orchestrator.views.records import CheckpointView, CopiesView, IncidentView, NodeView, RunState, RunView
 
 _STYLES = {
     RunState.TRAINING: "green",
@@ -93,6 +93,8 @@ def _facts(view: RunView) -> list[tuple[str, RenderableType]]:
         facts.insert(2, ("forked from", Text(view.lineage.text)))
     if view.lost_spares:
         facts.append(("hot spares", Text("\n".join(view.lost_spares), style="yellow")))
+    if view.copies is not None:
+        facts.append(("copies", copies_text(view.copies)))
     if view.profiles:
         more = f"  (and {len(view.profiles) - 1} before)" if len(view.profiles) > 1 else ""
         facts.append(("profile", Text(f"{view.run_dir}/{view.profiles[-1]}{more}", overflow="fold")))
@@ -152,6 +154,16 @@ def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table:
         counts = Text("yes", style="green") if checkpoint.counts else Text(f"no: {checkpoint.why_not}", style="yellow")
         table.add_row(Text(checkpoint.name), f"{checkpoint.step:,}", size(checkpoint.bytes), counts)
     return table
+
+
+def copies_text(copies: CopiesView) -> Text:
+    """`4 at s3://bucket/demo, the newest of step 40`, and what failed since."""
+    text = Text("none yet" if not copies.count else f"{copies.count} at {copies.place or UNKNOWN}", overflow="fold")
+    if copies.newest_step is not None:
+        text.append(f", the newest of step {copies.newest_step:,}")
+    for failure in copies.failed:
+        text.append(f"\n{failure}", style="yellow")
+    return text
 
 
 def state_text(state: RunState) -> Text:

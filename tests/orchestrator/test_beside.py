@@ -13,6 +13,8 @@ from orchestrator.state.epochs import Epoch
 from orchestrator.state.records import Event
 from orchestrator.state.rundir import CheckpointName, RunPaths
 from orchestrator.supervise.beside import FIRST_PAUSE_S, LONGEST_PAUSE_S, NICENESS, Beside, Result, environment
+from orchestrator.views.copies import copies_of
+from orchestrator.views.status import copies_text
 
 EPOCH = Epoch(1, 1, 1)
 
@@ -147,6 +149,20 @@ def test_a_fetch_is_one_command(tmp_path: Path) -> None:
     world.beside.fetch()
     result = world.until_ended(Counting())
     assert (result.what, result.why, result.code) == ("pull", f"ckpt pull {tmp_path}", 0)
+
+
+def test_status_knows_the_newest_copy_and_what_failed_since() -> None:
+    def event(seq: int, kind: str, **data: object) -> Event:
+        return Event(epoch=EPOCH, seq=seq, writer="w", unix=0.0, kind=kind, data=data)
+
+    assert copies_of([]) is None
+    failed = event(1, "errand_failed", errand="push", name=name(10), reason="no such bucket")
+    view = copies_of([failed])
+    assert view is not None and (view.count, view.newest_step) == (0, None)
+    assert copies_text(view).plain == f"none yet\npush {name(10)} failed: no such bucket"
+    pushed = [event(step, "checkpoint_uploaded", name=name(step), url="s3://b/demo") for step in (20, 10)]
+    good = copies_of([failed, *pushed])
+    assert good is not None and copies_text(good).plain == "2 at s3://b/demo, the newest of step 20"
 
 
 def test_errands_are_words() -> None:

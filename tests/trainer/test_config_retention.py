@@ -45,3 +45,9 @@ def test_an_interval_between_the_saves_says_when_it_bites(key: str, tmp_path: Pa
 
 def test_copies_go_to_a_url(tmp_path: Path) -> None:
     assert problems(tmp_path, Severity.ERROR, upload_to="s3://bucket/runs") == []
+
+
+@pytest.mark.parametrize("url", ["s3://key:secret@bucket/x", "s3://token@bucket"])
+def test_a_secret_in_the_url_is_refused_and_not_shown(url: str, tmp_path: Path) -> None:
+    (error,) = problems(tmp_path, Severity.ERROR, upload_to=url)
+    assert "no user and no password" in error and "secret" not in error and "token" not in error

@@ -197,7 +197,13 @@ def kept_steps_are_saved(c: Any, given: Given) -> Iterator[Finding]:
 def copies_have_a_place(c: Any, given: Given) -> Iterator[Finding]:
     """upload_to is a URL: a bare path would mean another folder on each machine that reads it."""
     url = c.checkpoints.upload_to
-    if url is not None and "://" not in url:
+    if url is not None and "@" in url.partition("://")[2].partition("/")[0]:
+        message, expected = (
+            "a URL here holds no user and no password",
+            "credentials in the environment or a profile",
+        )
+        yield Finding(key="checkpoints.upload_to", message=message, expected=expected)
+    elif url is not None and "://" not in url:
         expected = "a URL such as s3://bucket/folder or file:///scratch/copies"
         yield Finding(key="checkpoints.upload_to", message="this is no URL", found=url, expected=expected)
 
