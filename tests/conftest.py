@@ -18,6 +18,9 @@ TESTS = Path(__file__).parent
 GROUPS = (  # the first that fits
     ("*/test_checkpoint_*", "checkpoints"),
     ("e2e/test_train_*", "checkpoints"),  # trainers alone or under torchrun: kill, drain, load elsewhere
+    ("e2e/test_fork*", "checkpoints"),
+    ("e2e/test_copies*", "checkpoints"),
+    ("e2e/test_finetune*", "checkpoints"),
     ("e2e/test_demo_*", "demo and kill/resume"),
     ("orchestrator/test_supervise_live*", "demo and kill/resume"),  # real supervisor and agents, every kind of death
     ("e2e/test_kill_resume*", "demo and kill/resume"),
