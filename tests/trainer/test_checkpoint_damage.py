@@ -156,10 +156,12 @@ def test_a_file_that_shrank_before_the_commit_stops_it(tmp_path):
 
 
 def test_a_disk_that_returns_other_bytes_than_it_took_is_noticed_before_the_commit(tmp_path, monkeypatch):
-    def lossy(path, *args, **kwargs):
-        written = write_tensors(path, *args, **kwargs)
-        flip_last(path)
-        return written
+    def lossy(path, *args, beside_sync):
+        def spoiled():
+            flip_last(path)
+            beside_sync()
+
+        return write_tensors(path, *args, beside_sync=spoiled)
 
     monkeypatch.setattr(save_module, "write_tensors", lossy)
     with pytest.raises(OSError, match=r"rank-00000.safetensors: what is read back is not what was written"):

@@ -27,7 +27,7 @@ from trainer.checkpoint.reader import check_file, open_checkpoint
 from trainer.errors import CheckpointInvalid, TrainerError
 from trainer.fsio import fsync_directory
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 1 << 20
 FILES_AT_ONCE = 4
 
 Progress = Callable[[str, int, int], None]

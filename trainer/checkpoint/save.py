@@ -116,10 +116,10 @@ def write_rank(folder: Path, shards: RankShards) -> FileRecord:
 
 
 def write_contents(folder: Path, contents: Contents) -> FileRecord:
-    """Write a rank's file, sync it, read it back. Raises OSError if other bytes come back."""
-    path = folder / contents.file
-    written = write_tensors(path, contents.entries, contents.arrays())
-    if file_xxh3(path) != written.xxh3:
+    """Write a rank's file, sync it, read it back meanwhile. Raises OSError if other bytes come back."""
+    path, seen = folder / contents.file, list[str]()
+    written = write_tensors(path, contents.entries, contents.arrays(), beside_sync=lambda: seen.append(file_xxh3(path)))
+    if seen != [written.xxh3]:
         raise OSError(f"{path}: what is read back is not what was written")
     return FileRecord(name=path.name, bytes=written.num_bytes, xxh3=written.xxh3)
 

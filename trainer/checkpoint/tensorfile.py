@@ -10,7 +10,8 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +25,8 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType({"F64": 8, "F32": 4, "BF16": 2,
 # numpy has no bfloat16; its bits travel as uint16.
 _NUMPY: Mapping[str, str] = MappingProxyType({"F64": "<f8", "F32": "<f4", "BF16": "<u2", "F16": "<f2", "I64": "<i8"})
 MAX_HEADER_BYTES = 256 << 20
+# Digested and written piece by piece: the second of the two finds it in the cache.
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +73,11 @@ def write_tensors(
     arrays: Iterable[NDArray[Any]],
     *,
     metadata: Mapping[str, str] | None = None,
+    beside_sync: Callable[[], None] = lambda: None,
 ) -> Written:
     """Write one array per entry, in order, and sync the file. `arrays` may be a generator: one is alive at a time.
+
+    beside_sync: called when all is written, while the disk is waited for.
 
     Raises FileExistsError if `path` exists, OSError where the disk does not take it.
     """
@@ -84,11 +90,16 @@ def write_tensors(
         for (key, dtype, shape), array in zip(entries, arrays, strict=True):
             assert array.shape == shape and array.dtype == np.dtype(_NUMPY[dtype]), f"{key}: {array.dtype}{array.shape}"
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-            file.write(data)
-            digest.update(data)
+            for start in range(0, len(data), CHUNK_BYTES):
+                chunk = data[start : start + CHUNK_BYTES]
+                digest.update(chunk)
+                file.write(chunk)
             total += len(data)
         file.flush()
-        os.fsync(file.fileno())
+        with ThreadPoolExecutor(1, thread_name_prefix="sync") as thread:
+            synced = thread.submit(os.fsync, file.fileno())
+            beside_sync()
+            synced.result()
     return Written(num_bytes=total, xxh3=digest.hexdigest())
 
 

@@ -21,7 +21,7 @@ from trainer.errors import DataError
 
 SCHEMA_VERSION = 1
 METADATA = "metadata.json"
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 1 << 20
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 
@@ -74,7 +74,7 @@ def docs_file(shard_file: str) -> str:
 
 
 def file_xxh3(path: Path) -> str:
-    """XXH3-128 of a file as hex, read in 8 MiB pieces."""
+    """XXH3-128 of a file as hex, read in pieces that stay in the cache."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
