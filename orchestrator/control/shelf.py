@@ -56,10 +56,13 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf:
-    """`epoch`: the newest launch, PLAIN_EPOCH before any; `busy`: why something may still write here, else None."""
+    """`run`: the name of its directory, which commands take; `recorded_run`: the one its records name (None: unknown),
+    another where the directory was copied. `epoch`: the newest launch, PLAIN_EPOCH before any; `busy`: why something
+    may still write here, else None."""
 
     paths: RunPaths
     run: str
+    recorded_run: str | None
     items: tuple[Item, ...]
     counting: Counting
     kept: dict[str, str]
@@ -85,8 +88,8 @@ def read_shelf(paths: RunPaths) -> Shelf:
     if book.unread:
         raise PawlError(f"{paths.root}: {book.unread[0]}, so it is unknown what is kept and what runs. Restore it.")
     facts = parse_launch_facts(read_text(paths.launch_facts))
-    run = paths.root.name if isinstance(facts, Unreadable) else facts.run
-    counting = count(entries, fences, run=None if isinstance(facts, Unreadable) else facts.run)
+    recorded = None if isinstance(facts, Unreadable) else facts.run
+    counting = count(entries, fences, run=recorded)
     history, kept = replay(book.events), kept_by_name(book.events)
     epoch = fences[-1].epoch if fences else PLAIN_EPOCH
     resumed_from, retention = _resumed_from(paths, epoch), _retention(paths)
@@ -109,7 +112,8 @@ def read_shelf(paths: RunPaths) -> Shelf:
         )  # fmt: skip
     items.sort(key=lambda item: (item.step or -1, item.epoch or PLAIN_EPOCH, item.entry), reverse=True)
     return Shelf(
-        paths=paths, run=run, items=tuple(items), counting=counting, kept=kept, resumed_from=resumed_from,
+        paths=paths, run=paths.root.name, recorded_run=recorded, items=tuple(items), counting=counting, kept=kept,
+        resumed_from=resumed_from,
         retention=retention, epoch=epoch, busy=why_busy(paths, history), history=history,
     )  # fmt: skip
 

@@ -53,8 +53,8 @@ def checkpoints_gone(c: CycleContext) -> Decision | None:
         "first step is a person's decision",
         level=Level.L5,
         outcome="held",
-        hint="Bring one back (`pawl ckpt pull`, `pawl ckpt ls` says why what is there does not count), or begin again: "
-        "pawl resume --from-start",
+        hint="Bring one back (`pawl ckpt pull RUN`; `pawl ckpt ls RUN` says why what is there does not count), or "
+        "begin again with `pawl resume RUN --from-start`.",
     )
 
 

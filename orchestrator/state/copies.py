@@ -36,6 +36,20 @@ def copies_place(url: str, run: str) -> str:
     return f"{url.rstrip('/')}/{run}"
 
 
+def url_problem(url: str) -> str | None:
+    """What is wrong with a place for copies, without showing what may be a secret; None: nothing."""
+    protocol, _, rest = url.partition("://")
+    if not rest or not protocol.isalnum():
+        return "this is no URL; write for example s3://bucket/folder or file:///scratch/copies"
+    if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest:
+        return "a URL here holds no user, password or query; give credentials in the environment or a profile"
+    if not url.isprintable():
+        return "the URL holds control characters"
+    if protocol == "memory":
+        return "what lies in memory:// is gone with the process"
+    return None
+
+
 class Errand(StrEnum):
     """What is done with a checkpoint."""
 

@@ -11,6 +11,7 @@ exactly once; two people who change a run at the same time get one revision and 
 import shlex
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.config.check import CheckResult, run_check
@@ -49,7 +50,8 @@ def resume(
     """
     check_owner(paths)
     check_text(why, key="--why")
-    view = run_view(paths.root, now=now_unix)
+    # Hints name the directory, which may be a copy under another name than its records say.
+    view = replace(run_view(paths.root, now=now_unix), run=paths.root.name)
     _check_state(view, overrides)
     said = _revise(paths, view, overrides=overrides, why=why, by=by, now_unix=now_unix) if overrides else ()
     data: dict[str, object] = {"by": by, "why": why, "set": [blanked_override(text) for text in overrides]}

@@ -209,10 +209,10 @@ class Actor:
             self._look.scan_now()
 
     def finish_errands(self, limit_s: float) -> None:
-        """The run is done: its last copies and exports may still take this long. A signal ends the waiting."""
+        """The run is done: its last copies and exports may still take this long, unless one fails or a signal comes."""
         deadline = time.monotonic() + limit_s
         while self._beside.is_running or self._beside.due(self._look.counting):
-            if time.monotonic() > deadline or self._look.is_signalled:
+            if time.monotonic() > deadline or self._look.is_signalled or self._beside.is_pausing:
                 break
             self._run_errands()
             time.sleep(0.2)

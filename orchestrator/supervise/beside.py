@@ -72,6 +72,11 @@ class Beside:
         return None if self._running is None else self._running.name
 
     @property
+    def is_pausing(self) -> bool:
+        """Whether the last command failed, and the next waits."""
+        return self._running is None and self._clock() < self._not_before
+
+    @property
     def is_running(self) -> bool:
         return self._running is not None
 

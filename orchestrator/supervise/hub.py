@@ -17,6 +17,7 @@ from orchestrator.agent.messages import Alive, Hello, Message, from_wire, to_wir
 from orchestrator.errors import PawlError
 from orchestrator.state.records import Unreadable
 from orchestrator.supervise import channel
+from orchestrator.supervise.say import say
 
 _TICK_S = 0.1
 _PROOF_LIMIT_S = 5.0
@@ -187,6 +188,6 @@ class Hub:
             if peer in self._peers:
                 self._peers.remove(peer)
             current = peer.node is not None and self._by_node.get(peer.node) is peer
-        print(f"supervisor: connection of {peer.node or 'an unknown peer'} ended: {why}", flush=True)
+        say(f"connection of {peer.node or 'an unknown peer'} ended: {why}")
         if current and peer.node is not None:
             self.inbox.put(Heard(node=peer.node, message=None, at=now, why=why))

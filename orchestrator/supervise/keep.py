@@ -10,6 +10,7 @@ from orchestrator.state.counting import Checkpoint, Counting
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.records import Event
 from orchestrator.state.rundir import RunPaths
+from orchestrator.supervise.say import say
 
 
 class Keeper:
@@ -40,9 +41,9 @@ class Keeper:
         """
         for result in self._worker.results():
             if result.error is not None:
-                print(f"supervisor: old checkpoints were not deleted: {result.error}", flush=True)
+                say(f"old checkpoints were not deleted: {result.error}")
             elif result.value.left:
-                print(f"supervisor: deleted, but not whole: {', '.join(result.value.left)}", flush=True)
+                say(f"deleted, but not whole: {', '.join(result.value.left)}")
         if self._worker.pending:
             return
         retention, run = self._plan.retention, self._plan.run

@@ -249,6 +249,8 @@ def _state(view: RunView) -> str:
         facts.append(f"goodput {ratio(view.goodput.productive_ratio)}")
     if view.lineage is not None:
         facts.append(f"forked from {view.lineage.text}")
+    if view.copies is not None and view.copies.failed:
+        facts.append("; ".join(view.copies.failed))
     tail = f" ({view.state_reason})" if view.state_reason else ""
     return ", ".join(facts) + tail
 

@@ -28,6 +28,8 @@ def problems(tmp_path: Path, severity: Severity, **keys: object) -> list[str]:
         {"export_interval": 0},
         {"upload_to": "copies/here"},
         {"upload_to": ""},
+        {"upload_to": "s3://"},
+        {"upload_to": "file:///tmp/a\nb"},
     ],
 )
 def test_numbers_that_would_lose_checkpoints_are_refused(keys: dict[str, object], tmp_path: Path) -> None:
@@ -47,7 +49,7 @@ def test_copies_go_to_a_url(tmp_path: Path) -> None:
     assert problems(tmp_path, Severity.ERROR, upload_to="s3://bucket/runs") == []
 
 
-@pytest.mark.parametrize("url", ["s3://key:secret@bucket/x", "s3://token@bucket"])
+@pytest.mark.parametrize("url", ["s3://key:secret@bucket/x", "s3://token@bucket", "https://h/x?sig=secret"])
 def test_a_secret_in_the_url_is_refused_and_not_shown(url: str, tmp_path: Path) -> None:
     (error,) = problems(tmp_path, Severity.ERROR, upload_to=url)
-    assert "no user and no password" in error and "secret" not in error and "token" not in error
+    assert "no user, password or query" in error and "secret" not in error and "token" not in error

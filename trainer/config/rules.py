@@ -197,13 +197,14 @@ def kept_steps_are_saved(c: Any, given: Given) -> Iterator[Finding]:
 def copies_have_a_place(c: Any, given: Given) -> Iterator[Finding]:
     """upload_to is a URL: a bare path would mean another folder on each machine that reads it."""
     url = c.checkpoints.upload_to
-    if url is not None and "@" in url.partition("://")[2].partition("/")[0]:
+    rest = "" if url is None else url.partition("://")[2]
+    if url is not None and ("@" in rest.partition("/")[0] or "?" in rest or "#" in rest):
         message, expected = (
-            "a URL here holds no user and no password",
+            "a URL here holds no user, password or query",
             "credentials in the environment or a profile",
         )
         yield Finding(key="checkpoints.upload_to", message=message, expected=expected)
-    elif url is not None and "://" not in url:
+    elif url is not None and (not rest or not url.isprintable()):
         expected = "a URL such as s3://bucket/folder or file:///scratch/copies"
         yield Finding(key="checkpoints.upload_to", message="this is no URL", found=url, expected=expected)
 

@@ -14,7 +14,7 @@ from orchestrator.control.copies import read_copies
 from orchestrator.control.shelf import Shelf, choose
 from orchestrator.errors import PawlError, UsageError
 from orchestrator.state import ledger
-from orchestrator.state.copies import copies_place, pushed_to
+from orchestrator.state.copies import copies_place, pushed_to, url_problem
 from orchestrator.state.counting import Counting
 from orchestrator.state.ledger import Ledger
 from orchestrator.state.provenance import whoami
@@ -30,6 +30,11 @@ def push(text: str, *, url: str | None, runs_root: Path | None, site: Path | Non
     shelf = open_shelf(text, runs_root=runs_root, site=site)
     check_owner(shelf.paths)
     place = _place(shelf, url)
+    if shelf.recorded_run != shelf.run:
+        raise UsageError(
+            f"{shelf.paths.root} is the directory of run {shelf.recorded_run} under another name, a copy perhaps. Its "
+            "checkpoints would take the place of those of the other; give it back its name, or fork it."
+        )
     item = choose(shelf, parse_run_at(text))
     if not item.counts:
         raise UsageError(f"{item.entry} of {shelf.run} does not count ({item.why_not}), so it is not copied.")
@@ -54,12 +59,23 @@ def pull(text: str, *, url: str | None, runs_root: Path | None, site: Path | Non
     ]
     if not wanted:
         raise UsageError(f"{place} has no copy of {at.text} that counts. {_what_is_there(counting)}")
-    name = next((name for name in wanted if at.entry == name or name in _made_here(shelf, place)), None)
-    if name is None:
+    made = _made_here(shelf, place)
+    names = [name for name in wanted if at.entry == name or name in made]
+    if not names:
         raise UsageError(
             f"{place} has {wanted[0]}, but the ledger of {shelf.run} does not say that this run made it; another run "
             f"of that name may have. If it is meant, name it exactly: pawl ckpt pull {shelf.run}@{wanted[0]}"
         )
+    code = 1
+    for name in names:
+        code = _fetch(shelf, name, place)
+        if code != 1 or at.step is not None or at.entry is not None:
+            break
+        typer.echo(f"pawl: {name} could not be fetched; the one before is tried.", err=True)
+    return code
+
+
+def _fetch(shelf: Shelf, name: str, place: str) -> int:
     if (item := shelf.item(name)) is not None and item.counts:
         typer.echo(f"{name} is in {shelf.paths.checkpoints} already.")
         return 0
@@ -100,9 +116,10 @@ def _place(shelf: Shelf, url: str | None) -> str:
             f"{shelf.run} has no place for copies: give --url s3://bucket/folder, or set checkpoints.upload_to "
             "(then a running run copies each checkpoint by itself)."
         )
-    if "://" not in base:
-        raise UsageError(f"{base!r} is no URL. Write for example s3://bucket/folder, or file:///scratch/copies.")
-    return copies_place(base, shelf.run)
+    wrong = url_problem(base)
+    if wrong is not None:
+        raise UsageError(f"{'--url' if url is not None else 'checkpoints.upload_to'}: {wrong}.")
+    return copies_place(base, shelf.recorded_run or shelf.run)
 
 
 def _made_here(shelf: Shelf, place: str) -> frozenset[str]:

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -228,7 +229,7 @@ def resume_run(
     )  # fmt: skip
     for line in said:
         typer.echo(line)
-    for line in goes_on_from(run_view(paths.root), replay(ledger.read_all(paths.root))):
+    for line in goes_on_from(replace(run_view(paths.root), run=paths.root.name), replay(ledger.read_all(paths.root))):
         typer.echo(line)
     result = _launch_after(paths, wait_s=_ENDING_S)
     if result.decision is not None and result.decision.rule in _NOTHING_LAUNCHED:
