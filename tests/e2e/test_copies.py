@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from checkpoint_world import flip_byte
 from local_runs import LocalRuns
 
 
@@ -21,7 +22,8 @@ def world(tmp_path: Path) -> Iterator[LocalRuns]:
 
 def test_a_run_whose_checkpoints_were_purged_goes_on_from_its_newest_copy(world: LocalRuns) -> None:
     paths = world.paths("source")
-    world.wait("source", "checkpoint_uploaded")
+    first = world.wait("source", "checkpoint_uploaded").data["name"]
+    world.wait("source", "checkpoint_uploaded", lambda event: event.data["name"] != first)
     world.wait("source", "export")
     world.pawl("drain", "source")
     exported = sorted(paths.exports.glob("step-*"))
@@ -29,11 +31,12 @@ def test_a_run_whose_checkpoints_were_purged_goes_on_from_its_newest_copy(world:
     copied = sorted(path.name for path in (world.root / "copies" / "source").iterdir())
     assert copied and copied[0] in world.pawl("ckpt", "copies", "source")
 
+    flip_byte(world.root / "copies" / "source" / copied[-1] / "rank-00000.safetensors", 900)
     shutil.rmtree(paths.checkpoints)
     paths.checkpoints.mkdir()
     assert "goes on from the newest copy" in world.pawl("resume", "source")
     fetched = world.wait("source", "checkpoint_fetched").data["name"]
     started = world.wait("source", "cycle_started", lambda event: event.epoch.attempt == 2)
-    assert started.data["resume_from"] == fetched and fetched in copied
+    assert started.data["resume_from"] == fetched == copied[-2], "the newest is damaged"
     world.wait("source", "checkpoint_committed", lambda event: event.epoch.attempt == 2)
     world.pawl("cancel", "source")

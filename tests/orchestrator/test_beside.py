@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.state.copies import Copies, Done, Due, Errand, copies_place, count_copies, due, pushed_to
+from orchestrator.state.copies import Copies, Done, Due, Errand, copies_place, count_copies, due, pushed_to, url_problem
 from orchestrator.state.counting import Checkpoint, Counting, CycleFence
 from orchestrator.state.epochs import Epoch
 from orchestrator.state.records import Event
@@ -149,6 +149,20 @@ def test_a_fetch_is_one_command(tmp_path: Path) -> None:
     world.beside.fetch()
     result = world.until_ended(Counting())
     assert (result.what, result.why, result.code) == ("pull", f"ckpt pull {tmp_path}", 0)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["copies/here", "/tmp/x", "s3://", "s3://key:secret@b", "https://h/x?sig=secret", "file:///a\nb", "memory://x", ""],
+)
+def test_a_place_that_cannot_be_meant_is_refused_without_being_shown(url: str) -> None:
+    problem = url_problem(url)
+    assert problem is not None and "secret" not in problem
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/runs", "gs://b", "file:///scratch/copies"])
+def test_a_good_place_is_one(url: str) -> None:
+    assert url_problem(url) is None
 
 
 def test_status_knows_the_newest_copy_and_what_failed_since() -> None:
