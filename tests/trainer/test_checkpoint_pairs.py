@@ -60,7 +60,7 @@ WAYS = {
     "pp 2, tp 2, dp 2": Way(pp=2, tp=2, dp=2),
     "pp 3, tp 3, ZeRO-0": Way(pp=3, tp=3, dp=2, zero=0, bucket=61),
 }
-"""Sequence parallelism moves no weight, so it is in the training around these (`dist/test_checkpoint_ring.py`)."""
+"""Sequence parallelism moves no weight, so it is in the training around these."""
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
